@@ -1,0 +1,61 @@
+"""Mamba-Reg on bidirectional Mamba-2: registers spread evenly through the sequence, read out as their mean."""
+
+import torch
+from torch import Tensor, nn
+
+from backbones.registry import register_sizes
+from backbones.tokens import Layout, other_positions, register_positions, resample_pos_embed
+from backbones.vim import VisionMamba
+
+
+class MambaReg(VisionMamba):
+    """Mamba-Reg (Wang et al. 2024) on Mamba-2, as pretrained by Dino-Mamba.
+
+    Args:
+        num_registers: R; one stands after each ⌊N/(R+1)⌋ patches.
+
+    Raises:
+        ValueError: where an image has fewer patches than registers + 1.
+    """
+
+    def __init__(
+        self, img_size: int | tuple[int, int] = 224, patch_size: int = 16, embed_dim: int = 768, depth: int = 24,
+        drop_path: float = 0.0, d_state: int = 64, headdim: int = 64, expand: int = 2, d_conv: int = 4,
+        chunk_size: int = 256, backend: str = "auto", num_registers: int = 12,
+    ) -> None:  # fmt: skip
+        if num_registers < 1:
+            raise ValueError(f"num_registers={num_registers} must be at least 1; use VisionMamba for none")
+        self.num_registers = num_registers
+        super().__init__(
+            img_size, patch_size, embed_dim, depth, drop_path, d_state, headdim, expand, d_conv, chunk_size, backend
+        )
+
+    def _build_tokens(self) -> None:
+        patches = self.grid_size[0] * self.grid_size[1]
+        self.cls_token = nn.Parameter(torch.zeros(1, self.num_registers, self.embed_dim))
+        self.pos_embed_cls = nn.Parameter(torch.zeros(1, self.num_registers, self.embed_dim))
+        self.pos_embed = nn.Parameter(torch.zeros(1, patches, self.embed_dim))
+
+    def _embed(self, images: Tensor) -> tuple[Tensor, Layout]:
+        grid = self.patch_embed.grid(images)
+        count = grid[0] * grid[1]
+        if count <= self.num_registers:
+            raise ValueError(
+                f"num_registers={self.num_registers} wants more than {self.num_registers} patches; "
+                f"a {images.shape[-2]} x {images.shape[-1]} image has {count}"
+            )
+        x = self.patch_embed(images) + resample_pos_embed(self.pos_embed, self.grid_size, grid)
+        registers = (self.cls_token + self.pos_embed_cls).expand(images.shape[0], -1, -1)
+        at = register_positions(count, self.num_registers)
+        patches = other_positions(count + self.num_registers, at)
+        order = torch.argsort(torch.cat([patches, at])).to(x.device)
+        x = torch.cat([x, registers.to(x.dtype)], 1)[:, order]
+        return x, Layout(grid, patches.to(x.device), at.to(x.device), has_registers=True)
+
+
+register_sizes(
+    MambaReg,
+    mambar_tiny_patch16_224={"embed_dim": 256},
+    mambar_small_patch16_224={"embed_dim": 512},
+    mambar_base_patch16_224={"embed_dim": 768},
+)

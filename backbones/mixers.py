@@ -1,0 +1,178 @@
+"""Token mixers: softmax attention, linear attention, bidirectional Mamba-2.
+
+Every mixer maps (B, L, D) to (B, L, D) and offers ``mixing(x, rows)``: those rows of its token-mixing matrix M,
+(B, heads, R, L), for the same input (all rows where ``rows`` is None).
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from backbones.ops import causal_conv, gated_rms_norm, ssd, ssd_matrix
+
+KEY_AXES = ("tokens", "channels")
+
+
+class SoftmaxAttention(nn.Module):
+    """Multi-head attention: Y = softmax(Q K^T / √d) V."""
+
+    def __init__(self, dim: int, num_heads: int) -> None:
+        super().__init__()
+        if dim % num_heads:
+            raise ValueError(f"embed_dim={dim} is not a multiple of num_heads={num_heads}")
+        self.num_heads = num_heads
+        self.qkv = nn.Linear(dim, 3 * dim)
+        self.proj = nn.Linear(dim, dim)
+
+    def _qkv(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(B, L, D) to three of (B, heads, L, D / heads)."""
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
+        return q, k, v
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.scaled_dot_product_attention(*self._qkv(x))
+        return self.proj(y.transpose(1, 2).flatten(2))
+
+    def mixing(self, x: Tensor, rows: Tensor | None = None) -> Tensor:
+        q, k, _ = self._qkv(x)
+        q = q if rows is None else q[:, :, rows]
+        return (q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])).softmax(-1)
+
+
+class LinearAttention(SoftmaxAttention):
+    """Y = ψ(Q) (ψ(K)^T V), linear in L: ψ is a softmax over the head's channels for Q, over ``key_axis`` for K.
+
+    With ``key_axis="tokens"`` the rows of M = ψ(Q) ψ(K)^T sum to 1 (Shen et al. 2021); with "channels" they do not.
+    """
+
+    def __init__(self, dim: int, num_heads: int, key_axis: str = "tokens") -> None:
+        super().__init__(dim, num_heads)
+        if key_axis not in KEY_AXES:
+            raise ValueError(f"key_axis={key_axis!r}; allowed: {', '.join(KEY_AXES)}")
+        self.key_axis = key_axis
+
+    def _features(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        return q.softmax(-1), k.softmax(-2 if self.key_axis == "tokens" else -1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self._qkv(x)
+        q, k = self._features(q, k)
+        y = q @ (k.transpose(-1, -2).to(v.dtype) @ v).to(q.dtype)
+        return self.proj(y.transpose(1, 2).flatten(2))
+
+    def mixing(self, x: Tensor, rows: Tensor | None = None) -> Tensor:
+        q, k, _ = self._qkv(x)
+        q, k = self._features(q, k)
+        return (q if rows is None else q[:, :, rows]) @ k.transpose(-1, -2)
+
+
+def _initial_dt_bias(heads: int, dt_min: float, dt_max: float, floor: float = 1e-4) -> Tensor:
+    """The inverse of softplus at step sizes log-uniform in [dt_min, dt_max]."""
+    dt = torch.exp(torch.rand(heads) * (math.log(dt_max) - math.log(dt_min)) + math.log(dt_min)).clamp(min=floor)
+    return dt + torch.log(-torch.expm1(-dt))
+
+
+class BidirectionalMamba2(nn.Module):
+    """Mamba-2 over the sequence and over its reverse, sharing both projections; the two gated outputs are averaged.
+
+    Parameter names are Dino-Mamba's; ``_b`` marks the backward scan. Both directions run in one SSD call, side by
+    side as two sets of heads.
+
+    Args:
+        dim: D.
+        d_state: n, the state's size.
+        headdim: p; ``dim * expand / headdim`` heads.
+        expand: inner width over D.
+        d_conv: taps of the causal convolution.
+        ngroups: g, sets of B and C.
+        dt_min, dt_max: range of the initial step sizes.
+        chunk_size, backend: see :func:`backbones.ops.ssd`.
+
+    Raises:
+        ValueError: where ``dim * expand / headdim`` is not whole, or (with ``backend="mamba_ssm"``, whose kernels
+            need it) no multiple of 8.
+    """
+
+    def __init__(
+        self, dim: int, d_state: int = 64, headdim: int = 64, expand: int = 2, d_conv: int = 4, ngroups: int = 1,
+        dt_min: float = 0.001, dt_max: float = 0.1, chunk_size: int = 256, backend: str = "auto",
+    ) -> None:  # fmt: skip
+        super().__init__()
+        inner = dim * expand
+        if inner % headdim:
+            raise ValueError(
+                f"embed_dim·expand/headdim must be a whole number: embed_dim={dim}, expand={expand}, headdim={headdim}"
+            )
+        heads = inner // headdim
+        if backend == "mamba_ssm" and heads % 8:
+            raise ValueError(
+                "mamba-ssm's kernels want embed_dim·expand/headdim to be a multiple of 8: "
+                f"embed_dim={dim}, expand={expand}, headdim={headdim} give {heads}; use backend='auto' or 'torch'"
+            )
+        if heads % ngroups:
+            raise ValueError(f"ngroups={ngroups} must divide the {heads} heads")
+        self.inner, self.heads, self.headdim, self.ngroups, self.d_state = inner, heads, headdim, ngroups, d_state
+        self.chunk_size, self.backend, self.eps = chunk_size, backend, 1e-5
+        conv_dim = inner + 2 * ngroups * d_state
+        self.in_proj = nn.Linear(dim, inner + conv_dim + heads, bias=False)  # z, (x, B, C), dt
+        # nn.Conv1d holds the weights in the published shape and initialisation; the operation is causal_conv
+        self.conv1d = nn.Conv1d(conv_dim, conv_dim, d_conv, groups=conv_dim, padding=d_conv - 1)
+        self.conv1d_b = nn.Conv1d(conv_dim, conv_dim, d_conv, groups=conv_dim, padding=d_conv - 1)
+        self.dt_bias = nn.Parameter(_initial_dt_bias(heads, dt_min, dt_max))
+        self.dt_b_bias = nn.Parameter(_initial_dt_bias(heads, dt_min, dt_max))
+        self.A_log = nn.Parameter(torch.empty(heads).uniform_(1, 16).log())
+        self.A_log_b = nn.Parameter(torch.empty(heads).uniform_(1, 16).log())
+        self.D = nn.Parameter(torch.ones(heads))
+        self.D_b = nn.Parameter(torch.ones(heads))
+        self.norm = _Weight(inner)
+        self.norm_b = _Weight(inner)
+        self.out_proj = nn.Linear(inner, dim, bias=False)
+
+    def _scan_inputs(self, u: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """z (b,l,inner), and x, dt, A, B, C, D of both directions as 2h heads in 2g groups, the second reversed."""
+        z, xBC, dt = self.in_proj(u).split([self.inner, self.inner + 2 * self.ngroups * self.d_state, self.heads], -1)
+        forward = F.silu(causal_conv(xBC, self.conv1d.weight.squeeze(1), self.conv1d.bias))
+        backward = F.silu(causal_conv(xBC.flip(1), self.conv1d_b.weight.squeeze(1), self.conv1d_b.bias))
+        state = self.ngroups * self.d_state
+        parts = [t.split([self.inner, state, state], -1) for t in (forward, backward)]
+        x, B, C = (torch.cat(both, -1) for both in zip(*parts, strict=True))
+        dt = dt.to(torch.promote_types(dt.dtype, torch.float32))
+        dt = F.softplus(torch.cat([dt + self.dt_bias, dt.flip(1) + self.dt_b_bias], -1))
+        A = -torch.cat([self.A_log, self.A_log_b]).exp()
+        groups = (2 * self.ngroups, self.d_state)
+        x = x.unflatten(-1, (2 * self.heads, self.headdim))
+        return z, x, dt, A, B.unflatten(-1, groups), C.unflatten(-1, groups), torch.cat([self.D, self.D_b])
+
+    def scan(self, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The gate z and the outputs of both scans before gating, (B, L, inner) each and in the order of u."""
+        z, x, dt, A, B, C, D = self._scan_inputs(u)
+        y = ssd(x, dt, A, B, C, D, chunk_size=self.chunk_size, backend=self.backend).flatten(2)
+        return z, y[..., : self.inner], y[..., self.inner :].flip(1)
+
+    def forward(self, u: Tensor) -> Tensor:
+        z, forward, backward = self.scan(u)
+        y = gated_rms_norm(forward, z, self.norm.weight, self.eps, self.ngroups)
+        y_b = gated_rms_norm(backward, z, self.norm_b.weight, self.eps, self.ngroups)
+        return self.out_proj((y + y_b) / 2)
+
+    def mixing(self, u: Tensor, rows: Tensor | None = None) -> Tensor:
+        """Rows of (M_forward + M_backward) / 2 with their skips D, before gating and normalisation."""
+        _, _, dt, A, B, C, D = self._scan_inputs(u)
+        length = u.shape[1]
+        rows = torch.arange(length, device=u.device) if rows is None else rows
+        h, g = self.heads, self.ngroups
+        forward = ssd_matrix(dt[..., :h], A[:h], B[:, :, :g], C[:, :, :g], rows)
+        backward = ssd_matrix(dt[..., h:], A[h:], B[:, :, g:], C[:, :, g:], length - 1 - rows).flip(-1)
+        M = (forward + backward) / 2
+        skip = ((D[:h] + D[h:]) / 2)[:, None, None] * F.one_hot(rows, length).to(M.dtype)
+        return M + skip
+
+
+class _Weight(nn.Module):
+    """Holds the weight of a normalisation under its published name."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(dim))

@@ -1,0 +1,16 @@
+"""Pure functions under the mixers; every fast path has its slow reference beside it."""
+
+from backbones.ops.causal_conv import causal_conv, causal_conv_reference
+from backbones.ops.norm import RMSNorm, gated_rms_norm, rms_norm
+from backbones.ops.ssd import ssd, ssd_matrix, ssd_recurrent
+
+__all__ = [
+    "RMSNorm",
+    "causal_conv",
+    "causal_conv_reference",
+    "gated_rms_norm",
+    "rms_norm",
+    "ssd",
+    "ssd_matrix",
+    "ssd_recurrent",
+]

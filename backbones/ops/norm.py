@@ -1,0 +1,33 @@
+"""RMS normalisation with float32 statistics."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x / sqrt(mean(x^2) + eps) * weight over the last axis; statistics in float32 at least."""
+    x = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+    return F.rms_norm(x, weight.shape, eps=eps).to(weight.dtype) * weight
+
+
+def gated_rms_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float, groups: int = 1) -> Tensor:
+    """rms_norm(x * silu(gate)) with statistics over each of ``groups`` equal parts of the last axis (Mamba-2)."""
+    x = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+    x = x * F.silu(gate.to(x.dtype))
+    if groups == 1:
+        return rms_norm(x, weight, eps)
+    parts = x.unflatten(-1, (groups, -1))
+    return F.rms_norm(parts, parts.shape[-1:], eps=eps).flatten(-2).to(weight.dtype) * weight
+
+
+class RMSNorm(nn.Module):
+    """:func:`rms_norm` with a learned weight and no bias."""
+
+    def __init__(self, dim: int, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(dim))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return rms_norm(x, self.weight, self.eps)

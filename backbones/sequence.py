@@ -1,0 +1,59 @@
+"""What the families that are a plain stack of blocks over one token sequence share."""
+
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from torch import Tensor, nn
+
+from backbones.base import Backbone, BlockView, Features
+from backbones.tokens import Layout
+
+
+class Step(NamedTuple):
+    """One block at work."""
+
+    mixer: nn.Module
+    pre_norm: nn.Module
+    before: Tensor
+    """(B, L, D) the stream before the block; the mixer's input is ``pre_norm(before)``."""
+    out: Tensor
+    """(B, L, D) what intermediate features are the final norm of."""
+
+
+class SequenceBackbone(Backbone):
+    """A stack of blocks; a family says how an image becomes a sequence and what its blocks are."""
+
+    @abstractmethod
+    def _embed(self, images: Tensor) -> tuple[Tensor, Layout]:
+        """(B, 3, H, W) to the first sequence (B, L, D) and where things stand in it."""
+
+    @abstractmethod
+    def _steps(self, x: Tensor) -> Iterator[Step]:
+        """Runs the blocks one after the other."""
+
+    @property
+    @abstractmethod
+    def _final_norm(self) -> nn.Module: ...
+
+    def forward_intermediates(self, images: Tensor, n: int = 1) -> list[Features]:
+        wanted = self._last_blocks(n)
+        x, layout = self._embed(images)
+        return [layout.split(self._final_norm(step.out)) for i, step in enumerate(self._steps(x)) if i in wanted]
+
+    def inspect(self, images: Tensor, blocks: Sequence[int] = (-1,), mixing: bool = True) -> list[BlockView]:
+        wanted = [self._block_index(b) for b in blocks]
+        x, layout = self._embed(images)
+        views = {}
+        for i, step in enumerate(self._steps(x)):
+            if i in wanted:
+                rows = step.mixer.mixing(step.pre_norm(step.before), layout.readout) if mixing else None
+                maps = None if rows is None else layout.rows_to_maps(rows)
+                views[i] = BlockView(layout.split(self._final_norm(step.out)), maps)
+        return [views[i] for i in wanted]
+
+    def token_mixing(self, images: Tensor, block: int = -1) -> Tensor:
+        wanted = self._block_index(block)
+        x, _ = self._embed(images)
+        step = next(step for i, step in enumerate(self._steps(x)) if i == wanted)
+        return step.mixer.mixing(step.pre_norm(step.before))

@@ -1,0 +1,96 @@
+"""From an image to a token sequence: patches, positions, and where CLS and registers stand.
+
+Shapes: B images, D embed_dim, h x w patch grid, N = h·w patches, L tokens.
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from backbones.base import Features
+
+
+class Layout(NamedTuple):
+    """Where things stand in a sequence of L tokens."""
+
+    grid: tuple[int, int]
+    patches: Tensor
+    """(N) positions of the patches, in raster order."""
+    readout: Tensor
+    """(R) positions of the tokens the embedding is the mean of."""
+    has_registers: bool = False
+
+    def readout_mean(self, tokens: Tensor) -> Tensor:
+        """(B, L, D) to (B, D)."""
+        return tokens[:, self.readout].mean(1)
+
+    def split(self, tokens: Tensor) -> Features:
+        """(B, L, D) normed tokens to :class:`Features`."""
+        readout = tokens[:, self.readout]
+        patches = tokens[:, self.patches].transpose(1, 2).unflatten(-1, self.grid)
+        return Features(readout.mean(1), patches, readout if self.has_registers else None)
+
+    def rows_to_maps(self, rows: Tensor) -> Tensor:
+        """(B, heads, R, L) rows of a mixing matrix to (B, R, heads, h, w)."""
+        return rows[..., self.patches].transpose(1, 2).unflatten(-1, self.grid)
+
+
+class PatchEmbed(nn.Module):
+    """Non-overlapping patches by one strided convolution."""
+
+    def __init__(self, patch_size: int, embed_dim: int) -> None:
+        super().__init__()
+        self.patch_size = patch_size
+        self.proj = nn.Conv2d(3, embed_dim, patch_size, patch_size)
+
+    def grid(self, images: Tensor) -> tuple[int, int]:
+        """The patch grid of images. ValueError names the side that is no multiple of the patch."""
+        return patch_grid((images.shape[-2], images.shape[-1]), self.patch_size)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """(B, 3, H, W) to (B, N, D)."""
+        self.grid(images)
+        return self.proj(images).flatten(2).transpose(1, 2)
+
+
+def patch_grid(size: int | tuple[int, int], patch_size: int) -> tuple[int, int]:
+    """Patches along height and width. ValueError names the side that is no multiple of the patch."""
+    height, width = (size, size) if isinstance(size, int) else size
+    for name, side in (("height", height), ("width", width)):
+        if side < patch_size or side % patch_size:
+            raise ValueError(f"image {name} {side} is not a multiple of patch_size {patch_size}")
+    return height // patch_size, width // patch_size
+
+
+def resample_pos_embed(pos: Tensor, old: tuple[int, int], new: tuple[int, int]) -> Tensor:
+    """Bicubic resampling of patch positions (1, N, D) from one grid to another.
+
+    As the published weights were trained: by the scale factor (side + 0.1) / old side. Where that rule would give
+    another number of tokens, by size.
+    """
+    if old == new:
+        return pos
+    grid = pos.unflatten(1, old).permute(0, 3, 1, 2)
+    scale = tuple((n + 0.1) / o for n, o in zip(new, old, strict=True))
+    by_scale = all(math.floor(o * s) == n for o, s, n in zip(old, scale, new, strict=True))
+    if by_scale:
+        grid = F.interpolate(grid, scale_factor=scale, mode="bicubic")
+    else:
+        grid = F.interpolate(grid, size=new, mode="bicubic")
+    return grid.flatten(2).transpose(1, 2)
+
+
+def register_positions(num_patches: int, num_registers: int) -> Tensor:
+    """Mamba-Reg's even spread: ⌊N/(R+1)⌋ patches before each register; (R)."""
+    gap = num_patches // (num_registers + 1)
+    return gap + torch.arange(num_registers) * (gap + 1)
+
+
+def other_positions(length: int, taken: Tensor) -> Tensor:
+    """Positions 0..length-1 that are not taken, in order."""
+    free = torch.ones(length, dtype=torch.bool)
+    free[taken] = False
+    return free.nonzero().squeeze(1)

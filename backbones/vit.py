@@ -1,0 +1,88 @@
+"""The Vision Transformer of DINO: pre-norm blocks, CLS first, learned positions. Parameter names are DINO's."""
+
+from collections.abc import Iterator
+
+import torch
+from timm.layers import DropPath, Mlp, trunc_normal_
+from torch import Tensor, nn
+
+from backbones.mixers import SoftmaxAttention
+from backbones.sequence import SequenceBackbone, Step
+from backbones.tokens import Layout, PatchEmbed, patch_grid, resample_pos_embed
+
+
+class TransformerBlock(nn.Module):
+    """x + mixer(norm1(x)), then x + mlp(norm2(x))."""
+
+    def __init__(self, dim: int, mixer: nn.Module, mlp_ratio: float, drop_path: float) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(dim, eps=1e-6)
+        self.attn = mixer
+        self.norm2 = nn.LayerNorm(dim, eps=1e-6)
+        self.mlp = Mlp(dim, int(dim * mlp_ratio))
+        self.drop_path = DropPath(drop_path) if drop_path > 0 else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.drop_path(self.attn(self.norm1(x)))
+        return x + self.drop_path(self.mlp(self.norm2(x)))
+
+
+class VisionTransformer(SequenceBackbone):
+    """ViT with softmax attention (Dosovitskiy et al. 2021, as in Caron et al. 2021).
+
+    Args:
+        img_size: side of the image, or (height, width), for which positions are learned; others are resampled.
+        patch_size: side of a patch.
+        embed_dim: D.
+        depth: number of blocks.
+        num_heads: attention heads.
+        mlp_ratio: hidden width of the MLP over D.
+        drop_path: stochastic depth rate of the last block, growing linearly from 0 at the first.
+    """
+
+    def __init__(
+        self, img_size: int | tuple[int, int] = 224, patch_size: int = 16, embed_dim: int = 384, depth: int = 12,
+        num_heads: int = 6, mlp_ratio: float = 4.0, drop_path: float = 0.0,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.embed_dim, self.patch_size, self.depth, self.num_heads = embed_dim, patch_size, depth, num_heads
+        self.grid_size = patch_grid(img_size, patch_size)
+        self.patch_embed = PatchEmbed(patch_size, embed_dim)
+        self.cls_token = nn.Parameter(torch.zeros(1, 1, embed_dim))
+        self.pos_embed = nn.Parameter(torch.zeros(1, self.grid_size[0] * self.grid_size[1] + 1, embed_dim))
+        rates = torch.linspace(0, drop_path, depth).tolist()
+        self.blocks = nn.ModuleList(TransformerBlock(embed_dim, self._mixer(), mlp_ratio, rate) for rate in rates)
+        self.norm = nn.LayerNorm(embed_dim, eps=1e-6)
+        trunc_normal_(self.pos_embed, std=0.02)
+        trunc_normal_(self.cls_token, std=0.02)
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                trunc_normal_(module.weight, std=0.02)
+                nn.init.zeros_(module.bias)
+
+    def _mixer(self) -> nn.Module:
+        return SoftmaxAttention(self.embed_dim, self.num_heads)
+
+    def _embed(self, images: Tensor) -> tuple[Tensor, Layout]:
+        grid = self.patch_embed.grid(images)
+        cls = self.cls_token.expand(images.shape[0], -1, -1)
+        x = torch.cat([cls, self.patch_embed(images)], 1)
+        patch_pos = resample_pos_embed(self.pos_embed[:, 1:], self.grid_size, grid)
+        x = x + torch.cat([self.pos_embed[:, :1], patch_pos], 1)
+        index = torch.arange(x.shape[1], device=x.device)
+        return x, Layout(grid, index[1:], index[:1])
+
+    def _steps(self, x: Tensor) -> Iterator[Step]:
+        for block in self.blocks:
+            before, x = x, block(x)
+            yield Step(block.attn, block.norm1, before, x)
+
+    @property
+    def _final_norm(self) -> nn.Module:
+        return self.norm
+
+    def forward(self, images: Tensor) -> Tensor:
+        x, layout = self._embed(images)
+        for block in self.blocks:
+            x = block(x)
+        return layout.readout_mean(self.norm(x))

@@ -1,0 +1,79 @@
+"""Backbones against the published implementations' outputs, in float64."""
+
+import re
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from backbones import MambaReg, VisionMamba, VisionTransformer
+
+
+def dims_of(state):
+    """Constructor arguments of a Mamba backbone, read from the shapes of its state."""
+    embed_dim = state["norm_f.weight"].shape[0]
+    mixer = "layers.0.mixer."
+    inner = state[mixer + "norm.weight"].shape[0]
+    heads = state[mixer + "A_log"].shape[0]
+    conv_dim, _, d_conv = state[mixer + "conv1d.weight"].shape
+    patch = state["patch_embed.proj.weight"].shape[-1]
+    registers = state["cls_token"].shape[1] if "pos_embed_cls" in state else 0
+    tokens = state["pos_embed"].shape[1] - (0 if registers else 1)
+    dims = {
+        "embed_dim": embed_dim,
+        "depth": 1 + max(int(re.match(r"layers\.(\d+)", k)[1]) for k in state if k.startswith("layers.")),
+        "patch_size": patch,
+        "img_size": patch * round(tokens**0.5),
+        "expand": inner // embed_dim,
+        "headdim": inner // heads,
+        "d_state": (conv_dim - inner) // 2,
+        "d_conv": d_conv,
+    }
+    return dims | ({"num_registers": registers} if registers else {})
+
+
+def open_golden(path):
+    tensors = load_file(path)
+    state = {k.removeprefix("state/"): v for k, v in tensors.items() if k.startswith("state/")}
+    sizes = [k.removeprefix("input/") for k in tensors if k.startswith("input/")]
+    return tensors, state, sizes
+
+
+def close(ours, golden):
+    torch.testing.assert_close(ours, golden.double(), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(("name", "family"), [("vim", VisionMamba), ("mambar", MambaReg)])
+@pytest.mark.parametrize("backend", ["torch", "recurrent"])
+def test_mamba(golden_dir, name, family, backend):
+    tensors, state, sizes = open_golden(golden_dir / f"{name}.safetensors")
+    model = family(**dims_of(state), backend=backend).double().eval()
+    model.load_state_dict({k: v.double() for k, v in state.items()})
+    for size in sizes:
+        images = tensors[f"input/{size}"].double()
+        close(model(images), tensors[f"cls/{size}"])
+        last = tensors[f"last3/{size}"]
+        ours = torch.stack([f.cls for f in model.forward_intermediates(images, last.shape[1])], 1)
+        close(ours, last)
+
+
+def test_vit(golden_dir):
+    tensors, state, sizes = open_golden(golden_dir / "vit.safetensors")
+    patch = state["patch_embed.proj.weight"].shape[-1]
+    model = VisionTransformer(
+        img_size=patch * round((state["pos_embed"].shape[1] - 1) ** 0.5),
+        patch_size=patch,
+        embed_dim=state["norm.weight"].shape[0],
+        depth=1 + max(int(k.split(".")[1]) for k in state if k.startswith("blocks.")),
+        num_heads=tensors[f"attn/{sizes[0]}"].shape[1],
+        mlp_ratio=state["blocks.0.mlp.fc1.weight"].shape[0] / state["norm.weight"].shape[0],
+    )
+    model.load_state_dict(state)
+    model = model.double().eval()
+    for size in sizes:
+        images = tensors[f"input/{size}"].double()
+        close(model(images), tensors[f"cls/{size}"])
+        last = tensors[f"last3/{size}"]
+        close(torch.stack([f.cls for f in model.forward_intermediates(images, last.shape[1])], 1), last)
+        close(model.token_mixing(images), tensors[f"attn/{size}"])
+        close(model.cls_mixing(images).flatten(2), tensors[f"attn/{size}"][:, :, 0, 1:])
