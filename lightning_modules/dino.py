@@ -1,0 +1,243 @@
+"""DINO pretraining of any Backbone.
+
+Shapes: B images a device, V views (the global ones first), D embed_dim, K out_dim.
+"""
+
+import copy
+import math
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from lightning.pytorch import LightningModule
+from torch import Tensor, nn
+
+from backbones import Backbone
+from lightning_modules.dino_head import DINOHead
+from lightning_modules.dino_loss import DINOLoss
+from lightning_modules.ema import ema_update
+from lightning_modules.schedules import cosine_schedule, linear_warmup
+from metrics import KNNAccuracy
+
+
+class MultiCropNetwork(nn.Module):
+    """A backbone and its head over a list of views: one backbone pass per resolution, one head pass for all."""
+
+    def __init__(self, backbone: Backbone, head: DINOHead) -> None:
+        super().__init__()
+        self.backbone, self.head = backbone, head
+
+    def forward(self, views: list[Tensor]) -> tuple[Tensor, Tensor]:
+        """V tensors (B, 3, H_v, W_v), equal sizes next to each other, to embeddings (V·B, D) and logits (V·B, K)."""
+        groups: list[list[Tensor]] = []
+        for view in views:
+            if groups and groups[-1][0].shape[-2:] == view.shape[-2:]:
+                groups[-1].append(view)
+            else:
+                groups.append([view])
+        embeddings = torch.cat([self.backbone(torch.cat(group)) for group in groups])
+        return embeddings, self.head(embeddings)
+
+
+class DINO(LightningModule):
+    """Self-distillation with no labels (Caron et al. 2021); the defaults are the paper's recipe for visual Mamba.
+
+    Training batches are dicts with ``crops``: V tensors (B, 3, H, W), normalised, the two global ones first.
+    Validation batches hold ``image`` and ``label``; the teacher's embeddings are scored by k-NN, each image against
+    the others. Centre, EMA and schedules move once per optimiser step, whatever the accumulation or world size.
+
+    Args:
+        backbone: the student; the teacher starts as its copy.
+        out_dim, hidden_dim, bottleneck_dim, head_layers, use_bn_in_head, norm_last_layer: see DINOHead.
+        lr: peak learning rate for 256 images a step; scaled by (global batch / 256).
+        min_lr: its value at the end (not scaled).
+        warmup_epochs: linear warm-up of the learning rate.
+        weight_decay, weight_decay_end: cosine, on tensors with more than one axis.
+        momentum, momentum_end: of the EMA, cosine.
+        warmup_teacher_temp, teacher_temp, warmup_teacher_temp_epochs: linear per epoch, then constant.
+        student_temp: the student's temperature, above the teacher's.
+        center_momentum: see DINOLoss.
+        clip_grad: largest gradient norm of each parameter by itself; None or 0 for no clipping.
+        freeze_last_layer_epochs: epochs in which the prototypes stay as they are.
+        num_global_crops: how many of the first views the teacher sees.
+        global_batch_size: images per optimiser step over all devices, for the learning rate; None asks the
+            datamodule's ``batch_size``.
+        knn_k: neighbours of the validation score.
+
+    Raises:
+        ValueError: for a teacher temperature that is not below the student's, or half-precision parameters.
+        FloatingPointError: at a non-finite loss, naming the step, before anything was updated by it.
+    """
+
+    headline_metric = "val/knn_top1"
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        out_dim: int = 65536,
+        hidden_dim: int = 2048,
+        bottleneck_dim: int = 256,
+        head_layers: int = 3,
+        use_bn_in_head: bool = False,
+        norm_last_layer: bool = True,
+        lr: float = 5e-4,
+        min_lr: float = 1e-6,
+        warmup_epochs: int = 10,
+        weight_decay: float = 0.04,
+        weight_decay_end: float = 0.4,
+        momentum: float = 0.996,
+        momentum_end: float = 1.0,
+        warmup_teacher_temp: float = 0.04,
+        teacher_temp: float = 0.07,
+        warmup_teacher_temp_epochs: int = 30,
+        student_temp: float = 0.1,
+        center_momentum: float = 0.9,
+        clip_grad: float | None = 3.0,
+        freeze_last_layer_epochs: int = 1,
+        num_global_crops: int = 2,
+        global_batch_size: int | None = None,
+        knn_k: int = 20,
+    ) -> None:
+        super().__init__()
+        self.save_hyperparameters(ignore=["backbone"])
+        for name, temp in (("warmup_teacher_temp", warmup_teacher_temp), ("teacher_temp", teacher_temp)):
+            if not 0 < temp < student_temp:
+                raise ValueError(f"{name}={temp} must lie between 0 and student_temp={student_temp}, or DINO collapses")
+        head = DINOHead(
+            backbone.embed_dim, out_dim, hidden_dim, bottleneck_dim, head_layers, use_bn_in_head, norm_last_layer
+        )
+        self.student = MultiCropNetwork(backbone, head)
+        self.teacher = copy.deepcopy(self.student).requires_grad_(False).eval()
+        self.loss = DINOLoss(out_dim, student_temp, center_momentum)
+        self.knn = KNNAccuracy(k=knn_k)
+
+    @property
+    def backbone(self) -> Backbone:
+        """The teacher's backbone, which is what is kept, scored and looked at."""
+        return self.teacher.backbone
+
+    def train(self, mode: bool = True) -> "DINO":
+        super().train(mode)
+        self.teacher.eval()
+        return self
+
+    def forward(self, images: Tensor) -> Tensor:
+        """(B, 3, H, W) to the teacher's embeddings (B, D)."""
+        return self.backbone(images)
+
+    # ---- schedules ----------------------------------------------------------------------------------------
+
+    @property
+    def _steps_per_epoch(self) -> int:
+        return math.ceil(self.trainer.num_training_batches / self.trainer.accumulate_grad_batches)
+
+    @property
+    def _epoch(self) -> int:
+        """The epoch of the next optimiser step."""
+        return self.trainer.current_epoch
+
+    def scheduled(self, step: int) -> dict[str, float]:
+        """Learning rate, weight decay and EMA momentum of an optimiser step."""
+        hp, total = self.hparams, self._total_steps
+        warmup = hp.warmup_epochs * self._steps_per_epoch
+        return {
+            "lr": cosine_schedule(step, total, self._peak_lr, hp.min_lr, warmup),
+            "weight_decay": cosine_schedule(step, total, hp.weight_decay, hp.weight_decay_end),
+            "momentum": cosine_schedule(step, total, hp.momentum, hp.momentum_end),
+        }
+
+    @property
+    def teacher_temp(self) -> float:
+        """The teacher's temperature in this epoch."""
+        hp = self.hparams
+        return linear_warmup(self._epoch, hp.warmup_teacher_temp_epochs, hp.warmup_teacher_temp, hp.teacher_temp)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        decayed, free = [], []
+        for name, parameter in self.student.named_parameters():
+            if parameter.requires_grad:
+                (free if parameter.ndim <= 1 or name.endswith(".bias") else decayed).append(parameter)
+        groups = [{"params": decayed}, {"params": free, "weight_decay": 0.0}]
+        batch = self.hparams.global_batch_size or getattr(self.trainer.datamodule, "batch_size", None)
+        if batch is None:
+            raise ValueError("global_batch_size is not set and the data have no batch_size: set model.global_batch_size")
+        self.global_batch_size = int(batch)
+        self._peak_lr = self.hparams.lr * self.global_batch_size / 256
+        total = self.trainer.estimated_stepping_batches
+        if not math.isfinite(total):
+            raise ValueError("the schedules need an end: set trainer.max_epochs or trainer.max_steps")
+        self._total_steps = int(total)
+        return torch.optim.AdamW(groups, lr=self._peak_lr, fused=self.device.type == "cuda")
+
+    # ---- one step -----------------------------------------------------------------------------------------
+
+    def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
+        crops = batch["crops"]
+        with torch.no_grad():
+            embeddings, teacher = self.teacher(crops[: self.hparams.num_global_crops])
+        _, student = self.student(crops)
+        parts = self.loss(student, teacher, len(crops), self.teacher_temp)
+        self._stop_if_not_finite(parts.loss)
+        self.loss.observe(teacher)
+        spread = F.normalize(embeddings.float(), dim=-1).std(0, correction=0).mean() * math.sqrt(embeddings.shape[-1])
+        self.log("train/loss", parts.loss.detach(), prog_bar=True, on_step=True, on_epoch=True)
+        self.log_dict(
+            {
+                "train/teacher_entropy": parts.teacher_entropy,
+                "train/kl": parts.kl,
+                "train/feature_std": spread,
+            }
+        )
+        schedule = self.scheduled(self.trainer.global_step) | {"teacher_temp": self.teacher_temp}
+        self.log_dict({f"schedule/{k}": v for k, v in schedule.items()})
+        return parts.loss
+
+    def _stop_if_not_finite(self, loss: Tensor) -> None:
+        """All ranks stop together, before backward: neither centre, weights, teacher nor checkpoint saw this loss."""
+        finite = torch.isfinite(loss.detach()).float()
+        if dist.is_available() and dist.is_initialized():
+            dist.all_reduce(finite, dist.ReduceOp.MIN)
+        if not finite.item():
+            raise FloatingPointError(
+                f"the loss is {loss.item()} at step {self.trainer.global_step} (epoch {self.trainer.current_epoch}); "
+                "the last checkpoint is untouched: resume it with a lower model.lr or model.clip_grad"
+            )
+
+    def configure_gradient_clipping(
+        self, optimizer: torch.optim.Optimizer, gradient_clip_val: Any = None, gradient_clip_algorithm: Any = None
+    ) -> None:
+        """Clips each parameter by itself, then drops the prototypes' gradients while they are frozen."""
+        if gradient_clip_val is not None:
+            raise ValueError("DINO clips each parameter by itself: set model.clip_grad, not trainer.gradient_clip_val")
+        gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        if self.hparams.clip_grad:
+            norms = torch._foreach_norm(gradients)
+            scales = [(self.hparams.clip_grad / (norm + 1e-6)).clamp(max=1.0) for norm in norms]
+            torch._foreach_mul_(gradients, scales)
+        if self._epoch < self.hparams.freeze_last_layer_epochs:
+            for parameter in self.student.head.last_layer.parameters():
+                parameter.grad = None
+
+    def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
+        values = self.scheduled(self.trainer.global_step)
+        for i, group in enumerate(optimizer.param_groups):
+            group["lr"] = values["lr"]
+            if i == 0:
+                group["weight_decay"] = values["weight_decay"]
+        super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
+        self.loss.update_center()
+        ema_update(self.teacher, self.student, values["momentum"])
+
+    # ---- validation ---------------------------------------------------------------------------------------
+
+    def validation_step(self, batch: dict[str, Any], batch_idx: int) -> None:
+        if len(batch["image"]):
+            self.knn.update(self(batch["image"]), batch["label"])
+
+    def on_validation_epoch_end(self) -> None:
+        self.log_dict({f"val/knn_{k}": v for k, v in self.knn.compute().items()}, prog_bar=True)
+        self.knn.reset()
+
+    def predict_step(self, batch: dict[str, Any], batch_idx: int) -> dict[str, Any]:
+        return {"key": batch["key"], "label": batch["label"], "embedding": self(batch["image"])}

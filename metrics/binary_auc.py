@@ -1,0 +1,64 @@
+"""Binary-AUC as a metric over a data set."""
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+
+from metrics.functional import binary_auc
+
+
+class BinaryAUC(Metric):
+    """:func:`binary_auc` of several maps an image, summed over images.
+
+    Images whose mask is all one class on the maps' grid have no AUC: they are skipped and counted. The state is a
+    few numbers a map, so neither batching nor the number of processes (empty ones included) changes the result.
+
+    ``compute`` returns, each (num_maps):
+
+    - ``auc``: mean of AUC over images,
+    - ``auc_normalized``: mean of max(AUC, 1 - AUC); above 0.5 even for random maps, read it beside a shuffled map's,
+    - ``auc_of_mean_normalized``: max(m, 1 - m) of the mean m,
+
+    and the counts ``images`` and ``skipped``. Without a scored image the values are NaN.
+
+    Args:
+        num_maps: K, maps an image.
+        ignore_index: id in the masks that takes no part.
+    """
+
+    full_state_update = False
+    higher_is_better = True
+    sum_auc: Tensor
+    sum_normalized: Tensor
+    images: Tensor
+    skipped: Tensor
+
+    def __init__(self, num_maps: int = 1, ignore_index: int = 1000) -> None:
+        super().__init__()
+        self.num_maps, self.ignore_index = num_maps, ignore_index
+        self.add_state("sum_auc", torch.zeros(num_maps, dtype=torch.float64), "sum")
+        self.add_state("sum_normalized", torch.zeros(num_maps, dtype=torch.float64), "sum")
+        self.add_state("images", torch.tensor(0), "sum")
+        self.add_state("skipped", torch.tensor(0), "sum")
+
+    def update(self, scores: Tensor, masks: Tensor) -> None:
+        """Scores (B, K, h, w) and masks (B, H, W), as :func:`binary_auc`."""
+        if scores.ndim != 4 or scores.shape[1] != self.num_maps:
+            raise ValueError(f"BinaryAUC(num_maps={self.num_maps}) got scores of shape {tuple(scores.shape)}")
+        auc = binary_auc(scores, masks, self.ignore_index)
+        scored = ~auc[:, 0].isnan()
+        auc = auc[scored]
+        self.sum_auc += auc.sum(0)
+        self.sum_normalized += torch.maximum(auc, 1 - auc).sum(0)
+        self.images += scored.sum()
+        self.skipped += (~scored).sum()
+
+    def compute(self) -> dict[str, Tensor]:
+        mean = self.sum_auc / self.images
+        return {
+            "auc": mean,
+            "auc_normalized": self.sum_normalized / self.images,
+            "auc_of_mean_normalized": torch.maximum(mean, 1 - mean),
+            "images": self.images,
+            "skipped": self.skipped,
+        }

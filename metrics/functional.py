@@ -1,0 +1,67 @@
+"""Binary-AUC as a pure function.
+
+Shapes: B images, K maps an image, h x w the maps' grid, H x W the masks' pixels, N = h·w.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def masks_to_grid(masks: Tensor, size: tuple[int, int]) -> Tensor:
+    """(B, H, W) integer masks to (B, h, w): the pixel nearest to the centre of each cell."""
+    if tuple(masks.shape[-2:]) == size:
+        return masks
+    # float64 holds every id exactly
+    return F.interpolate(masks[:, None].double(), size=size, mode="nearest-exact")[:, 0].to(masks.dtype)
+
+
+def binary_auc(scores: Tensor, masks: Tensor, ignore_index: int = 1000) -> Tensor:
+    """Area under the ROC curve of each map's values as scores for foreground against background.
+
+    It is the probability that a foreground pixel scores above a background pixel, ties counted half
+    (Mann–Whitney), which is what the trapezoid over every threshold gives. Computed from one sort a map.
+
+    Args:
+        scores: (B, K, h, w) raw values, any range; infinite values are ordered as such.
+        masks: (B, H, W) integers: 0 background, ``ignore_index`` takes no part, anything else foreground. Another
+            size than the maps' is brought to their grid, nearest pixel.
+        ignore_index: the ignored id.
+
+    Returns:
+        (B, K) float64; NaN where the mask has only one class on the grid.
+
+    Raises:
+        ValueError: for shapes or dtypes that do not fit, or NaN scores (naming image and map).
+    """
+    if scores.ndim != 4 or masks.ndim != 3 or len(scores) != len(masks):
+        raise ValueError(
+            f"binary_auc wants scores (B,K,h,w) and masks (B,H,W); found {tuple(scores.shape)}, {tuple(masks.shape)}"
+        )
+    if masks.is_floating_point() or masks.dtype == torch.bool:
+        raise ValueError(f"binary_auc wants integer masks with ids; found {masks.dtype}")
+    nan = scores.isnan().flatten(2).any(-1)
+    if nan.any():
+        image, index = nan.nonzero()[0].tolist()
+        raise ValueError(f"binary_auc: scores of image {image}, map {index} hold NaN")
+
+    ids = masks_to_grid(masks, (scores.shape[-2], scores.shape[-1])).flatten(1)
+    foreground = ((ids != 0) & (ids != ignore_index))[:, None]  # B 1 N
+    background = (ids == 0)[:, None]
+    values, order = scores.flatten(2).sort(-1)
+    positive = foreground.expand_as(order).gather(-1, order)
+    negative = background.expand_as(order).gather(-1, order).to(torch.int32)
+
+    # negatives strictly below, and up to the end of, each run of equal values
+    up_to = negative.cumsum(-1, dtype=torch.int32)
+    new_run = torch.ones_like(positive)
+    new_run[..., 1:] = values[..., 1:] != values[..., :-1]
+    run_end = torch.ones_like(positive)
+    run_end[..., :-1] = new_run[..., 1:]
+    below = torch.where(new_run, up_to - negative, 0).cummax(-1).values
+    within = torch.where(run_end, up_to, values.shape[-1]).flip(-1).cummin(-1).values.flip(-1)
+
+    # twice the wins, in integers: exact
+    wins = torch.where(positive, below + within, 0).sum(-1, dtype=torch.int64)
+    pairs = foreground.sum(-1, dtype=torch.int64) * background.sum(-1, dtype=torch.int64)
+    return wins.double() / (2 * pairs).double()
