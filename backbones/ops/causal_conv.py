@@ -15,6 +15,34 @@ def causal_conv_reference(x: Tensor, weight: Tensor, bias: Tensor | None = None)
     return y[..., : x.shape[1]].transpose(1, 2)
 
 
+class _ShiftedSum(torch.autograd.Function):
+    """The convolution as k shifted multiply-adds, and its gradient the same way."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, taps: Tensor, bias: Tensor) -> Tensor:  # type: ignore[override]
+        """x (b, l, d), taps (k, d), bias (d)."""
+        ctx.save_for_backward(x, taps)
+        k, length = len(taps), x.shape[1]
+        y = torch.addcmul(bias, x, taps[k - 1])
+        for back in range(1, min(k, length)):
+            y[:, back:].addcmul_(x[:, :-back], taps[k - 1 - back])
+        return y
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, dy: Tensor):  # type: ignore[override]
+        x, taps = ctx.saved_tensors
+        k, length = len(taps), x.shape[1]
+        dy = dy.contiguous()
+        dx = dy * taps[k - 1]
+        dtaps = torch.zeros_like(taps)
+        dtaps[k - 1] = (dy * x).sum((0, 1))
+        for back in range(1, min(k, length)):
+            dx[:, :-back].addcmul_(dy[:, back:], taps[k - 1 - back])
+            dtaps[k - 1 - back] = (dy[:, back:] * x[:, :-back]).sum((0, 1))
+        return dx, dtaps, dy.sum((0, 1))
+
+
 def causal_conv(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """y_t = bias + sum_i weight_i x_{t-k+1+i}, with zeros before the first token.
 
@@ -31,13 +59,8 @@ def causal_conv(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
     """
     if x.device.type != "cpu":
         return causal_conv_reference(x, weight, bias)
-    d, k = weight.shape
+    d = len(weight)
     if x.shape[-1] != d:
         raise ValueError(f"causal_conv: x has {x.shape[-1]} channels, weight {d}")
-    length = x.shape[1]
-    taps = weight.t().to(x.dtype)  # k d
-    padded = F.pad(x, (0, 0, k - 1, 0))
-    y = padded[:, k - 1 :] * taps[k - 1]
-    for i in range(k - 1):
-        y = torch.addcmul(y, padded[:, i : i + length], taps[i])
-    return y if bias is None else y + bias.to(y.dtype)
+    bias = weight.new_zeros(d) if bias is None else bias
+    return _ShiftedSum.apply(x, weight.t().to(x.dtype).contiguous(), bias.to(x.dtype))

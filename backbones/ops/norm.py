@@ -5,20 +5,23 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 
+def _unit_rms(x: Tensor, eps: float) -> Tensor:
+    """x / sqrt(mean(x^2) + eps) over the last axis, in the dtype of x."""
+    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    return x * torch.rsqrt(norm.square() / x.shape[-1] + eps)
+
+
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """x / sqrt(mean(x^2) + eps) * weight over the last axis; statistics in float32 at least."""
     x = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
-    return F.rms_norm(x, weight.shape, eps=eps).to(weight.dtype) * weight
+    return _unit_rms(x, eps).to(weight.dtype) * weight
 
 
 def gated_rms_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float, groups: int = 1) -> Tensor:
     """rms_norm(x * silu(gate)) with statistics over each of ``groups`` equal parts of the last axis (Mamba-2)."""
     x = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
     x = x * F.silu(gate.to(x.dtype))
-    if groups == 1:
-        return rms_norm(x, weight, eps)
-    parts = x.unflatten(-1, (groups, -1))
-    return F.rms_norm(parts, parts.shape[-1:], eps=eps).flatten(-2).to(weight.dtype) * weight
+    return _unit_rms(x.unflatten(-1, (groups, -1)), eps).flatten(-2).to(weight.dtype) * weight
 
 
 class RMSNorm(nn.Module):

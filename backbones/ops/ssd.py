@@ -85,17 +85,50 @@ def ssd_matrix(dt: Tensor, A: Tensor, B: Tensor, C: Tensor, rows: Tensor | None 
     return scores * decay * dt.transpose(1, 2)[:, :, None, :]
 
 
+class _MaskedProduct(torch.autograd.Function):
+    """y = (scores * decay) X with decay_ij = exp(cum_i - cum_j) for j <= i, in few passes over (l, l) matrices.
+
+    The gradient of cum needs no (l, l) matrix: with G = dM * M, its row sums are dy_i · y_i and its column sums
+    x_j · dx_j.
+    """
+
+    @staticmethod
+    def forward(ctx, scores: Tensor, cum: Tensor, x: Tensor) -> Tensor:  # type: ignore[override]
+        """scores (b, g, l, l), cum (b, h, l), x (b, h, l, p) to (b, h, l, p)."""
+        b, h, length = cum.shape
+        g = scores.shape[1]
+        # above the diagonal exp may overflow; tril_ overwrites it, and no gradient flows through it
+        decay = (cum[..., :, None] - cum[..., None, :]).exp_().tril_()
+        M = (decay.view(b, g, h // g, length, length) * scores.unsqueeze(2)).view_as(decay).to(x.dtype)
+        y = M @ x
+        ctx.save_for_backward(decay, M, x, y)
+        ctx.groups = g
+        return y
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, dy: Tensor):  # type: ignore[override]
+        decay, M, x, y = ctx.saved_tensors
+        b, h, length, _ = dy.shape
+        g = ctx.groups
+        dx = M.transpose(-1, -2) @ dy
+        dcum = ((dy * y).sum(-1, dtype=decay.dtype) - (x * dx).sum(-1, dtype=decay.dtype)) if ctx.needs_input_grad[1] else None
+        dscores = None
+        if ctx.needs_input_grad[0]:
+            dM = (dy @ x.transpose(-1, -2)).view(b, g, h // g, length, length)
+            decay = decay.view_as(dM)
+            dscores = dM[:, :, 0] * decay[:, :, 0]
+            for i in range(1, h // g):
+                dscores.addcmul_(dM[:, :, i].to(decay.dtype), decay[:, :, i])
+        return dscores, dcum, dx
+
+
 def _quadratic(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor) -> Tensor:
     """The whole sequence as one chunk: M is built and multiplied; O(l^2)."""
-    b, length, h, p = x.shape
-    g, n = B.shape[2:]
     cum = torch.cumsum(dt * A, 1).transpose(1, 2)  # b h l
-    Bt, Ct = B.transpose(1, 2), C.transpose(1, 2)  # b g l n
-    scores = Ct @ Bt.transpose(-1, -2)  # b g l l
-    decay = _decay(cum).view(b, g, h // g, length, length)
-    M = (scores.unsqueeze(2) * decay).view(b, h, length, length)
-    xdt = x.transpose(1, 2) * dt.transpose(1, 2)[..., None]  # b h l p
-    return (M.to(x.dtype) @ xdt.to(x.dtype)).transpose(1, 2)
+    scores = C.transpose(1, 2) @ B.permute(0, 2, 3, 1)  # b g l l
+    xdt = (x * dt[..., None]).to(x.dtype).transpose(1, 2)  # b h l p
+    return _MaskedProduct.apply(scores, cum.contiguous(), xdt.contiguous()).transpose(1, 2)
 
 
 def _chunked(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, q: int) -> Tensor:

@@ -1,0 +1,52 @@
+"""Tells a collapse of DINO from learning, early."""
+
+import logging
+import math
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+logger = logging.getLogger(__name__)
+
+
+class CollapseMonitor(Callback):
+    """Warns, once per kind and run, when DINO's outputs or features carry nothing.
+
+    Reads what the module logs: ``train/loss``, ``train/teacher_entropy``, ``train/kl``, ``train/feature_std``.
+
+    - The loss sits within ``tolerance`` of ln(out_dim) and the KL near 0: every image gets the uniform distribution.
+    - The teacher's entropy is below ``tolerance``: every image gets the same prototype.
+    - The embeddings' spread is below ``min_feature_std`` (1 is evenly spread over the sphere, 0 is one point).
+
+    Args:
+        patience: training batches in a row before it warns.
+        tolerance: in nats.
+        min_feature_std: see above.
+    """
+
+    def __init__(self, patience: int = 200, tolerance: float = 0.02, min_feature_std: float = 0.05) -> None:
+        self.patience, self.tolerance, self.min_feature_std = patience, tolerance, min_feature_std
+        self._run: dict[str, int] = {}
+        self._warned: set[str] = set()
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if trainer.global_step % 10 or "train/teacher_entropy" not in trainer.callback_metrics:
+            return  # a look every 10 steps keeps the device from waiting
+        loss, entropy, kl, spread = (
+            float(trainer.callback_metrics[f"train/{k}"]) for k in ("loss", "teacher_entropy", "kl", "feature_std")
+        )
+        uniform = math.log(pl_module.loss.center.shape[-1])
+        signs = {
+            f"the loss sits at ln(out_dim) = {uniform:.3f}: the teacher says the same of every image; lower "
+            "teacher_temp or model.lr": abs(loss - uniform) < self.tolerance and kl < self.tolerance,
+            "the teacher's entropy is 0: all images fall on one prototype; raise teacher_temp or check the centre": entropy
+            < self.tolerance,
+            "the embeddings have collapsed to a point; lower model.lr": spread < self.min_feature_std,
+        }
+        for message, present in signs.items():
+            self._run[message] = self._run.get(message, 0) + 10 if present else 0
+            if self._run[message] >= self.patience and message not in self._warned:
+                self._warned.add(message)
+                logger.warning("collapse at step %d: %s", trainer.global_step, message)

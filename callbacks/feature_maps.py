@@ -1,0 +1,78 @@
+"""Pictures of feature maps while a run goes on."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.loggers import TensorBoardLogger
+from torch import Tensor
+
+MAP_COLOURS = torch.tensor(  # viridis at 0, 1/4, ..., 1: even in lightness and colour-blind safe
+    [[0.267, 0.005, 0.329], [0.229, 0.322, 0.546], [0.128, 0.567, 0.551], [0.369, 0.789, 0.383], [0.993, 0.906, 0.144]]
+)
+
+
+def colour_map(maps: Tensor) -> Tensor:
+    """(B, H, W) values, stretched to [0, 1] per image, to viridis (B, 3, H, W)."""
+    low, high = maps.amin((1, 2), keepdim=True), maps.amax((1, 2), keepdim=True)
+    at = (maps - low) / (high - low).clamp(min=1e-12) * (len(MAP_COLOURS) - 1)
+    below = at.long().clamp(max=len(MAP_COLOURS) - 2)
+    table = MAP_COLOURS.to(maps)
+    part = (at - below)[..., None]
+    return (table[below] * (1 - part) + table[below + 1] * part).permute(0, 3, 1, 2)
+
+
+def picture_grid(images: Tensor, maps: Tensor, masks: Tensor | None = None) -> Tensor:
+    """One row per image: image, mask (where there are masks), map, and the map over the image.
+
+    Args:
+        images: (B, 3, H, W) in [0, 1].
+        maps: (B, h, w) raw values; each is resized to its image, nearest neighbour, so a cell shows as its patch.
+        masks: (B, H, W) integers, 0 background.
+
+    Returns:
+        (3, B·H, columns·W) in [0, 1].
+    """
+    large = F.interpolate(maps[:, None].float(), size=images.shape[-2:], mode="nearest-exact")[:, 0]
+    colours = colour_map(large)
+    columns = [images, colours, 0.5 * images + 0.5 * colours]
+    if masks is not None:
+        columns.insert(1, (masks != 0).float()[:, None].expand_as(images).to(images))
+    return torch.cat([torch.cat(list(column), 1) for column in columns], 2).clamp(0, 1)
+
+
+class FeatureMaps(Callback):
+    """Logs a grid of CLS–patch similarity maps of the first validation images to TensorBoard.
+
+    Args:
+        count: images shown.
+        every_n_epochs: validations between pictures.
+    """
+
+    def __init__(self, count: int = 8, every_n_epochs: int = 1) -> None:
+        self.count, self.every_n_epochs = count, every_n_epochs
+        self._shown: Tensor | None = None
+
+    def on_validation_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:  # fmt: skip
+        due = batch_idx == 0 and dataloader_idx == 0 and trainer.current_epoch % self.every_n_epochs == 0
+        if not due or not trainer.is_global_zero or not len(batch["image"]):
+            return
+        images = batch["image"][: self.count]
+        features = pl_module.backbone.forward_intermediates(images, 1)[0]
+        maps = torch.einsum("bd,bdhw->bhw", F.normalize(features.cls, dim=-1), F.normalize(features.patches, dim=1))
+        data: Any = trainer.datamodule
+        mean, std = (torch.tensor(v).to(images)[:, None, None] for v in (data.mean, data.std))
+        masks = batch["mask"][: self.count] if "mask" in batch else None
+        self._shown = picture_grid(images * std + mean, maps, masks).float().cpu()
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._shown is None:
+            return
+        for logger in trainer.loggers:
+            if isinstance(logger, TensorBoardLogger):
+                logger.experiment.add_image("maps/cls_similarity", self._shown, trainer.global_step)
+        self._shown = None

@@ -1,0 +1,41 @@
+"""Writes what ``predict`` returns."""
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import BasePredictionWriter
+
+from callbacks.run_folder import run_folder
+
+
+class PredictionFiles(BasePredictionWriter):
+    """One ``predictions/rankR-batchN.npz`` per batch, each whole: keys, labels, embeddings, and maps with their names."""
+
+    def __init__(self) -> None:
+        super().__init__("batch")
+
+    def write_on_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        prediction: dict[str, Any],
+        batch_indices: Sequence[int] | None,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int,
+    ) -> None:
+        folder = run_folder(trainer) / "predictions"
+        folder.mkdir(parents=True, exist_ok=True)
+        arrays = {
+            k: v.detach().float().cpu().numpy() if isinstance(v, torch.Tensor) and v.is_floating_point()
+            else v.cpu().numpy() if isinstance(v, torch.Tensor) else np.asarray(v)
+            for k, v in prediction.items()
+        }  # fmt: skip
+        path = folder / f"rank{trainer.global_rank}-batch{batch_idx:06d}.npz"
+        aside = path.with_name(f".{path.stem}.{os.getpid()}.npz")
+        np.savez(aside, **arrays)
+        aside.replace(path)

@@ -1,0 +1,75 @@
+"""What a run was: configuration, versions, revision, shards, world size."""
+
+import importlib.metadata
+import json
+import platform
+import subprocess
+import time
+from pathlib import Path
+
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.cli import SaveConfigCallback
+
+from callbacks.run_folder import run_folder, write_text
+
+PACKAGES = ("torch", "torchvision", "lightning", "timm", "torchmetrics", "albumentations", "webdataset", "mamba-ssm")
+
+
+def git_revision() -> str:
+    """The checkout's commit, with ``-dirty`` where files differ from it; ``unknown`` outside a checkout."""
+    here = Path(__file__).parent
+    try:
+        run = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=40"], cwd=here, capture_output=True, text=True, check=True
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return run.stdout.strip()
+
+
+def package_versions() -> dict[str, str]:
+    versions = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            versions[name] = "not installed"
+    return versions
+
+
+class RunRecord(SaveConfigCallback):
+    """Writes ``config.yaml`` (resolved) and ``run.json`` into the run's folder at the start.
+
+    A second start in the same folder is a resumed run: an identical configuration is left as it is, a different one
+    is kept as ``config-2.yaml`` and so on. Nothing is overwritten.
+    """
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if self.already_saved or not trainer.is_global_zero:
+            return
+        self.already_saved = True
+        folder = run_folder(trainer)
+        text = self.parser.dump(self.config, skip_none=False)
+        number = 1
+        while (path := folder / ("config.yaml" if number == 1 else f"config-{number}.yaml")).exists():
+            if path.read_text() == text:
+                break
+            number += 1
+        else:
+            write_text(path, text)
+        record = {
+            "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            "stage": stage,
+            "config": path.name,
+            "revision": git_revision(),
+            "versions": package_versions(),
+            "world_size": trainer.world_size,
+            "nodes": trainer.num_nodes,
+            "device": str(trainer.strategy.root_device),
+            "precision": trainer.precision,
+            "accumulate_grad_batches": trainer.accumulate_grad_batches,
+            "global_batch_size": getattr(trainer.datamodule, "batch_size", None),
+            "shards": getattr(trainer.datamodule, "shard_files", []),
+        }
+        name = "run.json" if number == 1 else f"run-{number}.json"
+        write_text(folder / name, json.dumps(record, indent=1))

@@ -1,0 +1,58 @@
+"""Keeps an evaluation's table and headline metric."""
+
+import json
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.loggers import TensorBoardLogger
+
+from callbacks.run_folder import run_folder, to_csv, write_text
+
+
+class Results(Callback):
+    """Writes ``results.json`` and ``results.csv`` into the run's folder, and the headline metric with the hparams.
+
+    The rows are what the module's ``results()`` returns, where it has one. The headline is the module's
+    ``headline_metric``; with TensorBoard it stands beside the hyper-parameters.
+    """
+
+    def _write(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not trainer.is_global_zero or trainer.sanity_checking:
+            return
+        rows = pl_module.results() if hasattr(pl_module, "results") else []
+        name = getattr(pl_module, "headline_metric", "")
+        headline = trainer.callback_metrics.get(name)
+        if rows:
+            table = {
+                "module": type(pl_module).__name__,
+                "backbone": type(pl_module.backbone).__name__,
+                "headline": {name: None if headline is None else float(headline)},
+                "epoch": trainer.current_epoch,
+                "rows": rows,
+            }
+            write_text(run_folder(trainer) / "results.json", json.dumps(table, indent=1))
+            write_text(run_folder(trainer) / "results.csv", to_csv(rows))
+        if headline is not None:
+            for logger in trainer.loggers:
+                if isinstance(logger, TensorBoardLogger):
+                    logger.log_hyperparams(_plain(pl_module.hparams), {name: float(headline)})
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._write(trainer, pl_module)
+
+    def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._write(trainer, pl_module)
+
+
+def _plain(hparams: Any, prefix: str = "") -> dict[str, Any]:
+    """Nested hyper-parameters flattened to what TensorBoard shows."""
+    flat: dict[str, Any] = {}
+    for key, value in dict(hparams).items():
+        if key == "_instantiator":
+            continue
+        name = f"{prefix}{key}"
+        if isinstance(value, dict):
+            flat |= _plain(value, f"{name}/")
+        else:
+            flat[name] = value if isinstance(value, int | float | str | bool) else str(value)
+    return flat

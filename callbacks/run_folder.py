@@ -1,0 +1,30 @@
+"""Where a run's files go, and writing them whole."""
+
+import csv
+import io
+import os
+from pathlib import Path
+
+from lightning.pytorch import Trainer
+
+
+def run_folder(trainer: Trainer) -> Path:
+    """The logger's folder, or the trainer's root without a logger."""
+    return Path(trainer.log_dir or trainer.default_root_dir)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes aside and renames, so that a reader sees the old file or the new one, whole."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    aside.write_text(text)
+    aside.replace(path)
+
+
+def to_csv(rows: list[dict[str, object]]) -> str:
+    """Rows with the same keys to CSV with a header."""
+    buffer = io.StringIO()
+    writer = csv.DictWriter(buffer, rows[0].keys())
+    writer.writeheader()
+    writer.writerows(rows)
+    return buffer.getvalue()

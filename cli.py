@@ -1,0 +1,138 @@
+"""The command line: ``dinomamba fit -c configs/base.yaml -c configs/task/… -c configs/data/… -c configs/backbone/…``."""
+
+import ctypes
+import difflib
+import inspect
+import re
+import sys
+import traceback
+from typing import Any, NoReturn
+
+import yaml
+from jsonargparse import get_loader, set_loader
+from lightning.pytorch import LightningDataModule, LightningModule, seed_everything
+from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
+
+import backbones  # noqa: F401  # so that YAML can name classes without their module
+import callbacks  # noqa: F401
+import datamodules  # noqa: F401
+import lightning_modules  # noqa: F401
+from callbacks import RunRecord
+
+_load_yaml = get_loader("yaml")
+
+
+def _load_unique(stream: str) -> Any:
+    """YAML in which a key said twice in one mapping is an error."""
+    _refuse_duplicates(yaml.compose(stream, Loader=yaml.SafeLoader))
+    return _load_yaml(stream)
+
+
+def _refuse_duplicates(node: yaml.Node | None) -> None:
+    if isinstance(node, yaml.MappingNode):
+        seen: dict[str, int] = {}
+        for key, value in node.value:
+            line = key.start_mark.line + 1
+            if key.value in seen:
+                raise yaml.YAMLError(f"the key {key.value!r} stands in line {seen[key.value]} and in line {line}; keep one")
+            seen[key.value] = line
+            _refuse_duplicates(value)
+    elif isinstance(node, yaml.SequenceNode):
+        for item in node.value:
+            _refuse_duplicates(item)
+
+
+def explain(message: str) -> str:
+    """jsonargparse's message cut to what is wrong and what to change."""
+    key = re.search(r'[Pp]arser key "([\w.]+)"', message)
+    problem = re.search(r"Problem with given class_path '([\w.]+)': (.+?)(?: - Expected a | Given value type|$)", message)
+    if problem:
+        message = f"{key[1] + ' ' if key else ''}({problem[1]}): {problem[2]}"
+        option = re.search(r"Option '([\w.]+)' is not accepted", problem[2])
+        if option:
+            message += _nearest(problem[1], option[1])
+    if "backbone" in message and "required" in message:
+        message += "; add a backbone overlay, such as -c configs/backbone/vim_small.yaml"
+    elif "required: root" in message:
+        message += "; set data.init_args.root to the folder with the shards, or add -c configs/data/imagenet.yaml"
+    return message
+
+
+def _nearest(class_path: str, option: str) -> str:
+    """Which argument of a class was probably meant."""
+    module, _, name = class_path.rpartition(".")
+    known = list(inspect.signature(getattr(sys.modules[module], name)).parameters) if module in sys.modules else []
+    near = difflib.get_close_matches(option, known, 1, 0.5)
+    return f"; did you mean {near[0]!r}?" if near else f"; allowed: {', '.join(known)}"
+
+
+class Parser(LightningArgumentParser):
+    """Ends with one line that says what to change, after the usage hint."""
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        if not self.exit_on_error:
+            super().error(message, ex)
+        text = explain(" ".join(line.strip() for line in str(message).splitlines() if line.strip()))
+        sys.stderr.write(f"see dinomamba --help, and --print_config for what the files make together\nerror: {text}\n")
+        sys.exit(2)
+
+
+class CLI(LightningCLI):
+    """Subclass mode for task and data; nothing but YAML and flags."""
+
+    def __init__(self, args: ArgsType = None) -> None:
+        super().__init__(
+            LightningModule,
+            LightningDataModule,
+            save_config_callback=RunRecord,
+            subclass_mode_model=True,
+            subclass_mode_data=True,
+            parser_class=Parser,
+            seed_everything_default=0,
+            auto_configure_optimizers=False,
+            args=args,
+        )
+
+    def before_instantiate_classes(self) -> None:
+        """Refuses what would swallow a typo."""
+        config = self.config[self.subcommand] if self.subcommand else self.config
+        for key in ("model", "data"):
+            if config.get(key) is not None and "dict_kwargs" in config[key]:
+                raise ValueError(f"{key}.dict_kwargs is not allowed; put arguments under {key}.init_args")
+
+    def instantiate_classes(self) -> None:
+        super().instantiate_classes()
+        # what follows does not depend on how many random numbers the construction took
+        config = self.config[self.subcommand] if self.subcommand else self.config
+        seed_everything(config["seed_everything"], workers=True, verbose=False)
+
+
+def _keep_freed_memory() -> None:
+    """Lets glibc reuse large freed blocks instead of returning them to the system and faulting them in again.
+
+    On the CPU every operation allocates its output; this made a training step about 1.4 times as fast.
+    """
+    try:
+        libc = ctypes.CDLL("libc.so.6")
+        libc.mallopt(-3, 32 << 20)  # M_MMAP_THRESHOLD, its largest
+        libc.mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD
+        libc.mallopt(-2, 256 << 20)  # M_TOP_PAD
+    except (OSError, AttributeError):  # another C library
+        pass
+
+
+def main(args: ArgsType = None) -> None:
+    """Runs one command. Wrong input ends with exit code 1 or 2 and a last line that says what to change."""
+    set_loader("yaml", _load_unique)
+    _keep_freed_memory()
+    try:
+        CLI(args)
+    except (ValueError, FloatingPointError, FileNotFoundError, PermissionError) as error:
+        traceback.print_exc()
+        reason = [line.strip() for line in str(error).splitlines() if line.strip()]
+        sys.stderr.write(f"error: {reason[-1] if reason else type(error).__name__}\n")
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

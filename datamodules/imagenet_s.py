@@ -1,0 +1,46 @@
+"""ImageNet-S: images with foreground masks, for evaluation."""
+
+from typing import Literal
+
+from datamodules.imagenet import IMAGENET_MEAN, IMAGENET_STD, ImageNetDataModule
+
+
+class ImageNetSDataModule(ImageNetDataModule):
+    """Images and masks: batches hold ``image``, ``mask`` (B, crop, crop) int32, ``label`` and ``key``.
+
+    Mask ids are ImageNet-S's: 0 background, 1000 ignored, anything else foreground.
+
+    Args:
+        root: folder with the shards.
+        val_shards: glob (or ranges) of shard names in it.
+        batch_size: images per step over all devices.
+        num_workers: loading processes per device.
+        resize, crop: of the evaluation transform.
+        policy: what to do with bad samples: ``strict`` stops and names them, ``skip`` leaves them out and counts.
+        prefetch: batches each worker prepares ahead.
+        mean, std: for normalisation.
+    """
+
+    _masks_required = True
+    _labels_required = False
+
+    def __init__(
+        self,
+        root: str,
+        val_shards: str = "val*.tar",
+        batch_size: int = 256,
+        num_workers: int = 8,
+        resize: int = 256,
+        crop: int = 224,
+        policy: Literal["strict", "skip"] = "strict",
+        prefetch: int = 4,
+        mean: tuple[float, float, float] = IMAGENET_MEAN,
+        std: tuple[float, float, float] = IMAGENET_STD,
+    ) -> None:
+        super().__init__(
+            root=root, val_shards=val_shards, batch_size=batch_size, num_workers=num_workers, resize=resize,
+            crop=crop, policy=policy, prefetch=prefetch, mean=mean, std=std,
+        )  # fmt: skip
+
+    def _splits(self) -> list[Literal["train", "val"]]:
+        return ["val"]

@@ -1,0 +1,220 @@
+"""Writes shards: ``python -m datamodules.prepare {imagefolder,imagenet_s,demo} --help``.
+
+Shards are written aside and renamed when whole; ``_info.json`` comes last. A split that is already there is left
+alone unless ``--overwrite true``.
+"""
+
+import io
+import json
+import logging
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import webdataset as wds
+from jsonargparse import auto_cli
+from PIL import Image
+
+from datamodules.demo import CLASSES, scenes
+from datamodules.shards import INFO_FILES, ShardError, write_json
+
+logger = logging.getLogger(__name__)
+
+SUFFIXES = {".jpg": "jpg", ".jpeg": "jpg", ".png": "png", ".webp": "webp"}
+
+
+def write_split(
+    out: Path, split: str, samples: Iterable[dict[str, Any]], samples_per_shard: int, overwrite: bool = False
+) -> list[Path]:
+    """Writes ``out/{split}-%06d.tar`` and enters the split into ``_info.json``.
+
+    Args:
+        out: the folder.
+        split: name of the split.
+        samples: webdataset samples, each with ``__key__``.
+        samples_per_shard: samples in a shard, the last one excepted.
+        overwrite: replace a split of that name.
+
+    Returns:
+        The shards written.
+    """
+    if samples_per_shard < 1:
+        raise ValueError(f"samples_per_shard={samples_per_shard} must be positive")
+    out.mkdir(parents=True, exist_ok=True)
+    info_path = out / INFO_FILES[0]
+    info = json.loads(info_path.read_text()) if info_path.is_file() else {"splits": {}}
+    if split in info["splits"] and not overwrite:
+        raise ShardError(f"{out} already holds the split {split!r}; pass --overwrite true to write it again")
+    paths: list[Path] = []
+    lengths: list[int] = []
+    writer: wds.TarWriter | None = None
+    aside = Path()
+
+    def finish() -> None:
+        nonlocal writer
+        if writer is not None:
+            writer.close()
+            aside.replace(paths[-1])
+            writer = None
+
+    try:
+        for sample in samples:
+            if writer is None:
+                paths.append(out / f"{split}-{len(paths):06d}.tar")
+                lengths.append(0)
+                aside = out / f".{paths[-1].name}.{os.getpid()}"
+                writer = wds.TarWriter(str(aside), mtime=0)
+            writer.write(sample)
+            lengths[-1] += 1
+            if lengths[-1] == samples_per_shard:
+                finish()
+        finish()
+    finally:
+        if writer is not None:  # something went wrong inside a shard: nothing half-written stays
+            writer.close()
+            aside.unlink(missing_ok=True)
+    if not paths:
+        raise ShardError(f"the split {split!r} has no samples")
+    for stale in sorted(out.glob(f"{split}-[0-9][0-9][0-9][0-9][0-9][0-9].tar")):
+        if stale not in paths:
+            stale.unlink()  # left by a longer version of this split
+    info["splits"][split] = {
+        "name": split,
+        "num_samples": sum(lengths),
+        "filenames": [p.name for p in paths],
+        "shard_lengths": lengths,
+    }
+    write_json(info_path, info)
+    logger.info("%s: %d samples in %d shards under %s", split, sum(lengths), len(paths), out)
+    return paths
+
+
+def _class_folders(root: Path) -> list[Path]:
+    if not root.is_dir():
+        raise ShardError(f"no folder {root}")
+    folders = sorted(p for p in root.iterdir() if p.is_dir())
+    if not folders:
+        raise ShardError(f"{root} has no class folders; wanted one folder per class, as ImageFolder reads them")
+    return folders
+
+
+def _images_by_class(root: Path) -> list[tuple[Path, int]]:
+    found = []
+    for label, folder in enumerate(_class_folders(root)):
+        files = sorted(p for p in folder.rglob("*") if p.is_file() and not p.name.startswith("."))
+        bad = [p for p in files if p.suffix.lower() not in SUFFIXES]
+        if bad:
+            raise ShardError(f"{bad[0]} is no {', '.join(SUFFIXES)} file; convert or remove it")
+        if not files:
+            raise ShardError(f"class folder {folder} is empty; fill or remove it")
+        found += [(path, label) for path in files]
+    return found
+
+
+def _sample(index: int, path: Path, label: int, root: Path) -> dict[str, Any]:
+    return {
+        "__key__": f"{index:08d}_{path.stem.replace('.', '_')}",
+        SUFFIXES[path.suffix.lower()]: path.read_bytes(),
+        "cls": str(label).encode(),
+        "json": json.dumps({"filename": str(path.relative_to(root)), "label": label}).encode(),
+    }
+
+
+def imagefolder(
+    src: str, out: str, split: str, samples_per_shard: int = 1251, shuffle: bool = True, seed: int = 0,
+    overwrite: bool = False,
+) -> None:  # fmt: skip
+    """Shards from a tree SRC/CLASS/IMAGE; labels number the class folders in sorted order.
+
+    Args:
+        src: the tree.
+        out: folder for the shards.
+        split: name of the split, such as train or validation.
+        samples_per_shard: samples in a shard.
+        shuffle: mix the classes over the shards.
+        seed: of the mixing.
+        overwrite: replace a split of that name.
+    """
+    root = Path(src)
+    images = _images_by_class(root)
+    order = np.random.default_rng(seed).permutation(len(images)) if shuffle else np.arange(len(images))
+    samples = (_sample(i, *images[at], root) for i, at in enumerate(order))
+    write_split(Path(out), split, samples, samples_per_shard, overwrite)
+
+
+def imagenet_s(
+    src: str, out: str, split: str = "validation", samples_per_shard: int = 512, overwrite: bool = False
+) -> None:
+    """Shards with masks from an ImageNet-S tree: SRC/SPLIT/WNID/NAME.JPEG and SRC/SPLIT-segmentation/WNID/NAME.png.
+
+    Image and mask are paired by basename, which is unique; their folders may differ.
+
+    Args:
+        src: the tree, such as ImageNetS919.
+        out: folder for the shards.
+        split: a split whose masks are public: validation, train-semi.
+        samples_per_shard: samples in a shard.
+        overwrite: replace a split of that name.
+    """
+    root = Path(src) / split
+    images, masks_root = _images_by_class(root), Path(src) / f"{split}-segmentation"
+    masks: dict[str, Path] = {}
+    for folder in _class_folders(masks_root):
+        for path in sorted(folder.glob("*.png")):
+            if path.stem in masks:
+                raise ShardError(f"two masks are called {path.name}: {masks[path.stem]} and {path}")
+            masks[path.stem] = path
+
+    def samples() -> Iterator[dict[str, Any]]:
+        for i, (path, label) in enumerate(images):
+            if path.stem not in masks:
+                raise ShardError(f"{path} has no mask {path.stem}.png under {masks_root}")
+            mask = masks[path.stem]
+            with Image.open(path) as image, Image.open(mask) as segmentation:
+                if image.size != segmentation.size:
+                    raise ShardError(f"mask {mask} is {segmentation.size}, its image {path} is {image.size}")
+            yield _sample(i, path, label, root) | {"mask.png": mask.read_bytes()}
+
+    write_split(Path(out), split, samples(), samples_per_shard, overwrite)
+
+
+def _png(array: np.ndarray) -> bytes:
+    buffer = io.BytesIO()
+    Image.fromarray(array).save(buffer, "png")
+    return buffer.getvalue()
+
+
+def demo(
+    out: str, train: int = 4000, validation: int = 1000, samples_per_shard: int = 500, overwrite: bool = False
+) -> None:
+    """The embedded data set, drawn here: ten classes of textures on random objects, with masks.
+
+    Args:
+        out: folder for the shards.
+        train, validation: samples in each split.
+        samples_per_shard: samples in a shard.
+        overwrite: replace what is there.
+    """
+    for split, count, seed in (("train", train, 1), ("validation", validation, 2)):
+        samples = (
+            {
+                "__key__": f"{i:08d}",
+                "png": _png(scene.image),
+                "mask.png": _png(scene.mask),
+                "cls": str(scene.label).encode(),
+                "json": json.dumps({"class": CLASSES[scene.label]}).encode(),
+            }
+            for i, scene in enumerate(scenes(count, seed))
+        )
+        write_split(Path(out), split, samples, samples_per_shard, overwrite)
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    try:
+        auto_cli([imagefolder, imagenet_s, demo], as_positional=False)
+    except ValueError as error:
+        sys.exit(f"error: {error}")

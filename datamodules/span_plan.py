@@ -1,0 +1,81 @@
+"""Which rank sees which sample in which batch of an epoch: pure functions of (seed, epoch, world size).
+
+An epoch is a permutation of shards laid end to end; each rank gets one contiguous span of it. Inside its span a
+training rank shuffles windows of samples. A rank's batches are consecutive pieces of that order, so what a batch holds
+does not depend on the number of workers: worker w of W simply makes batches w, w + W, ...
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from datamodules.shards import ShardSet
+
+
+class EpochPlan(NamedTuple):
+    """One rank's share of an epoch."""
+
+    order: np.ndarray
+    """Sample numbers over all shards, in the order they are used."""
+    bounds: np.ndarray
+    """(batches + 1) where each batch starts in ``order``."""
+
+    def batch(self, number: int) -> np.ndarray:
+        return self.order[self.bounds[number] : self.bounds[number + 1]]
+
+
+def laid_out(shards: ShardSet, order: np.ndarray, start: int, stop: int) -> np.ndarray:
+    """Sample numbers at positions [start, stop) of the shards laid end to end in ``order``."""
+    pieces, position = [], 0
+    for shard in order:
+        length = int(shards.lengths[shard])
+        low, high = max(start - position, 0), min(stop - position, length)
+        if low < high:
+            pieces.append(np.arange(low, high) + shards.starts[shard])
+        position += length
+        if position >= stop:
+            break
+    return np.concatenate(pieces) if pieces else np.empty(0, dtype=np.int64)
+
+
+def train_steps(total: int, global_batch: int) -> int:
+    """Batches an epoch, the same on every rank. ValueError where the data do not fill one."""
+    if total < global_batch:
+        raise ValueError(
+            f"data.init_args.batch_size={global_batch} is more than the {total} training samples; lower it"
+        )
+    return total // global_batch
+
+
+def train_plan(
+    shards: ShardSet, batch: int, rank: int, world_size: int, seed: int, epoch: int, window: int
+) -> EpochPlan:
+    """Every sample at most once over all ranks, ``train_steps`` full batches of ``batch`` on each.
+
+    Args:
+        batch: samples a rank takes per batch.
+        window: samples shuffled together; larger mixes better and reads more randomly.
+    """
+    span = train_steps(len(shards), batch * world_size) * batch
+    rng = np.random.Generator(np.random.Philox(key=[seed % 2**64, epoch]))
+    order = rng.permutation(len(shards.lengths))
+    # what an epoch drops differs from epoch to epoch, as the permutation does
+    mine = laid_out(shards, order, rank * span, (rank + 1) * span)
+    mixing = np.random.Generator(np.random.Philox(key=[seed % 2**64, (epoch << 20) + rank + 2**40]))
+    for start in range(0, len(mine), window):
+        mine[start : start + window] = mixing.permutation(mine[start : start + window])
+    return EpochPlan(mine, np.arange(0, span + 1, batch))
+
+
+def evaluation_plan(shards: ShardSet, batch: int, rank: int, world_size: int) -> EpochPlan:
+    """Every sample exactly once over all ranks, in order, in the same number of batches on each.
+
+    Ranks differ by at most one sample. Where a rank has fewer samples than batches, its last batches are empty: no
+    rank waits for another.
+    """
+    total = len(shards)
+    bounds = [total * r // world_size for r in range(world_size + 1)]
+    batches = -(-max(b - a for a, b in zip(bounds[:-1], bounds[1:], strict=True)) // batch)
+    mine = laid_out(shards, np.arange(len(shards.lengths)), bounds[rank], bounds[rank + 1])
+    ends = np.minimum(np.arange(batches + 1) * batch, len(mine))
+    return EpochPlan(mine, ends)

@@ -1,0 +1,202 @@
+"""Streams of batches out of shards: the views of a sample, the dataset that plans and reads, its loader.
+
+Batches are dicts. Every batch has ``key`` (list of str) and ``skipped`` (list of str, what was left out and why).
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import cv2
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+
+from datamodules.eval_transforms import EvalTransform, decode_image, decode_mask
+from datamodules.multicrop import MultiCrop, MultiCropConfig, ProbeCrop
+from datamodules.shards import IMAGE_FIELDS, RawSample, ShardError, ShardReader, ShardSet
+from datamodules.span_plan import EpochPlan
+
+POLICIES = ("strict", "skip")
+
+
+class View(Protocol):
+    """What a batch shows of a sample."""
+
+    fields: tuple[str, ...]
+
+    def __call__(self, raw: RawSample, seed: int, epoch: int, index: int) -> dict[str, Any]: ...
+
+    def empty(self) -> dict[str, Any]:
+        """A batch of no samples."""
+        ...
+
+
+class MultiCropView:
+    """``crops``: the views of DINO, (3, size, size) uint8 each; and ``label``."""
+
+    fields = (*IMAGE_FIELDS, "cls")
+
+    def __init__(self, config: MultiCropConfig) -> None:
+        self.crops = MultiCrop(config)
+
+    def __call__(self, raw: RawSample, seed: int, epoch: int, index: int) -> dict[str, Any]:
+        image = np.asarray(decode_image(raw))
+        label = raw.label() if "cls" in raw.fields else -1  # pretraining needs no classes
+        return {"crops": self.crops(image, seed, epoch, index), "label": label}
+
+    def empty(self) -> dict[str, Any]:
+        raise AssertionError("training batches are never empty")
+
+
+class ProbeView:
+    """``image`` under the probe's augmentation, and ``label``."""
+
+    fields = (*IMAGE_FIELDS, "cls")
+
+    def __init__(self, size: int, scale: tuple[float, float]) -> None:
+        self.crop = ProbeCrop(size, scale)
+
+    def __call__(self, raw: RawSample, seed: int, epoch: int, index: int) -> dict[str, Any]:
+        image = np.asarray(decode_image(raw))
+        return {"image": self.crop(image, seed, epoch, index), "label": raw.label()}
+
+    def empty(self) -> dict[str, Any]:
+        raise AssertionError("training batches are never empty")
+
+
+class EvalView:
+    """``image`` under the evaluation transform, ``label``, and ``mask`` where every sample of the batch has one.
+
+    Args:
+        masks_required: a sample without mask is an error.
+        labels_required: a sample without class is an error; otherwise its label is -1.
+    """
+
+    fields = (*IMAGE_FIELDS, "cls", "mask.png")
+
+    def __init__(self, transform: EvalTransform, masks_required: bool = False, labels_required: bool = True) -> None:
+        self.transform, self.masks_required, self.labels_required = transform, masks_required, labels_required
+
+    def __call__(self, raw: RawSample, seed: int, epoch: int, index: int) -> dict[str, Any]:
+        image = decode_image(raw)
+        label = raw.label() if self.labels_required or "cls" in raw.fields else -1
+        sample: dict[str, Any] = {"image": self.transform.image(image), "label": label}
+        if self.masks_required or "mask.png" in raw.fields:
+            sample["mask"] = self.transform.mask(decode_mask(raw, image.size))
+        return sample
+
+    def empty(self) -> dict[str, Any]:
+        side = self.transform.crop
+        batch: dict[str, Any] = {
+            "image": torch.empty(0, 3, side, side, dtype=torch.uint8),
+            "label": torch.empty(0, dtype=torch.int64),
+        }
+        return batch | ({"mask": torch.empty(0, side, side, dtype=torch.int32)} if self.masks_required else {})
+
+
+def collate(samples: list[dict[str, Any]]) -> dict[str, Any]:
+    """Stacks what all samples have: arrays, integers, and lists of arrays view by view."""
+    batch: dict[str, Any] = {}
+    for name, first in samples[0].items():
+        if not all(name in s for s in samples):
+            continue
+        if isinstance(first, list):
+            batch[name] = [torch.from_numpy(np.stack(view)) for view in zip(*(s[name] for s in samples), strict=True)]
+        elif isinstance(first, np.ndarray):
+            batch[name] = torch.from_numpy(np.stack([s[name] for s in samples]))
+        elif isinstance(first, int):
+            batch[name] = torch.tensor([s[name] for s in samples])
+        else:
+            batch[name] = [s[name] for s in samples]
+    return batch
+
+
+class ShardDataset(IterableDataset):
+    """Yields whole batches of one rank; the same ones for any number of workers.
+
+    Args:
+        shards: where the samples are.
+        view: what a batch shows of them.
+        plan: epoch -> this rank's EpochPlan.
+        seed: of the augmentation.
+        policy: ``strict`` stops at the first bad sample, naming it; ``skip`` leaves it out and says so in the batch.
+    """
+
+    def __init__(
+        self, shards: ShardSet, view: View, plan: Callable[[int], EpochPlan], seed: int, policy: str = "strict"
+    ) -> None:
+        if policy not in POLICIES:
+            raise ValueError(f"data.init_args.policy={policy!r}; allowed: {', '.join(POLICIES)}")
+        self.shards, self.view, self.plan, self.seed, self.policy = shards, view, plan, seed, policy
+        self._epoch = torch.zeros(1, dtype=torch.int64).share_memory_()  # reaches workers that live on
+
+    def set_epoch(self, epoch: int) -> None:
+        """Takes effect at the next ``iter``, in living workers too."""
+        self._epoch[0] = epoch
+
+    @property
+    def num_batches(self) -> int:
+        return len(self.plan(int(self._epoch[0])).bounds) - 1
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        info = get_worker_info()
+        worker, workers = (info.id, info.num_workers) if info else (0, 1)
+        if info:
+            cv2.setNumThreads(0)  # the workers are the parallelism
+        epoch = int(self._epoch[0])
+        plan, reader = self.plan(epoch), ShardReader(self.shards)
+        try:
+            for number in range(worker, len(plan.bounds) - 1, workers):
+                yield self._batch(reader, plan.batch(number), epoch)
+        finally:
+            reader.close()
+
+    def _batch(self, reader: ShardReader, indices: np.ndarray, epoch: int) -> dict[str, Any]:
+        samples: list[dict[str, Any]] = []
+        skipped: list[str] = []
+        for index in indices.tolist():
+            try:
+                raw = reader.read(index, self.view.fields)
+                samples.append({"key": raw.key} | self.view(raw, self.seed, epoch, index))
+            except ShardError as error:
+                if self.policy == "strict":
+                    raise
+                skipped.append(str(error))
+        if not samples and len(indices) and not isinstance(self.view, EvalView):
+            raise ShardError(f"all {len(indices)} samples of a batch are unreadable, the last: {skipped[-1]}")
+        batch = collate(samples) if samples else {"key": []} | self.view.empty()
+        return batch | {"skipped": skipped}
+
+
+class ShardLoader(DataLoader):
+    """A DataLoader over a ShardDataset that knows its length and asks for the epoch when it starts one."""
+
+    def __init__(
+        self, dataset: ShardDataset, epoch: Callable[[], int], num_workers: int, pin_memory: bool, prefetch: int
+    ) -> None:
+        super().__init__(
+            dataset,
+            batch_size=None,
+            num_workers=num_workers,
+            pin_memory=pin_memory,
+            persistent_workers=num_workers > 0,
+            prefetch_factor=prefetch if num_workers else None,
+        )
+        self._epoch_now = epoch
+        self._batches = dataset.num_batches
+
+    def __len__(self) -> int:
+        return self._batches
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:  # type: ignore[override]
+        assert isinstance(self.dataset, ShardDataset)
+        self.dataset.set_epoch(self._epoch_now())
+        return super().__iter__()
+
+
+def normalize(image: Tensor, mean: tuple[float, ...], std: tuple[float, ...], dtype: torch.dtype) -> Tensor:
+    """(B, 3, H, W) uint8 on any device to (x / 255 - mean) / std in ``dtype``."""
+    scale = torch.tensor(std, dtype=dtype, device=image.device).mul(255).reciprocal()[:, None, None]
+    shift = torch.tensor([-m / s for m, s in zip(mean, std, strict=True)], dtype=dtype, device=image.device)
+    return torch.addcmul(shift[:, None, None], image.to(dtype), scale)

@@ -1,0 +1,157 @@
+"""Binary-AUC of a frozen backbone's maps against foreground masks.
+
+Shapes: B images, K maps an image, R registers, h x w patch grid.
+"""
+
+import zlib
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from backbones import Backbone, BlockView
+from lightning_modules.frozen import FrozenBackboneModule
+from metrics import BinaryAUC
+
+MAP_KINDS = ("similarity", "register_similarity", "mixing", "mixing_heads", "register_mixing")
+
+
+def similarity_map(token: Tensor, patches: Tensor) -> Tensor:
+    """Cosine of tokens (B, R, D) and patches (B, D, h, w); (B, R, h, w)."""
+    return torch.einsum("brd,bdhw->brhw", F.normalize(token.float(), dim=-1), F.normalize(patches.float(), dim=1))
+
+
+def block_maps(view: BlockView, kinds: list[str]) -> dict[str, Tensor]:
+    """Maps (B, h, w) of one block by name."""
+    features, mixing = view
+    maps: dict[str, Tensor] = {}
+    if "similarity" in kinds:
+        maps["similarity"] = similarity_map(features.cls[:, None], features.patches)[:, 0]
+    if "register_similarity" in kinds and features.registers is not None:
+        each = similarity_map(features.registers, features.patches)
+        maps |= {f"register{r}/similarity": each[:, r] for r in range(each.shape[1])}
+    if mixing is not None:
+        if "mixing" in kinds:
+            maps["mixing"] = mixing.mean((1, 2))
+        if "mixing_heads" in kinds:
+            maps |= {f"head{h}/mixing": mixing[:, :, h].mean(1) for h in range(mixing.shape[2])}
+        if "register_mixing" in kinds and features.registers is not None:
+            maps |= {f"register{r}/mixing": mixing[:, r].mean(1) for r in range(mixing.shape[1])}
+    return maps
+
+
+def shuffled(scores: Tensor, keys: list[str]) -> Tensor:
+    """Each map (B, h, w) with its pixels permuted by a permutation drawn from the image's key."""
+    flat = scores.flatten(1)
+    orders = []
+    for key in keys:
+        generator = torch.Generator().manual_seed(zlib.crc32(key.encode()))
+        orders.append(torch.randperm(flat.shape[1], generator=generator))
+    return flat.gather(1, torch.stack(orders).to(flat.device)).view_as(scores)
+
+
+class BinaryAUCEvaluation(FrozenBackboneModule):
+    """Scores several maps of several blocks in one pass over images with masks.
+
+    Batches hold ``image``, ``mask`` and ``key``. Beside the maps asked for, ``shuffled`` scores the last block's
+    first map with its pixels permuted: what a map without any relation to the mask gets.
+
+    Args:
+        backbone: frozen.
+        maps: kinds of maps:
+            ``similarity`` cosine of the CLS feature with each patch's,
+            ``register_similarity`` the same of each register,
+            ``mixing`` the CLS row of the token-mixing matrix, mean over heads,
+            ``mixing_heads`` the same head by head,
+            ``register_mixing`` the row of each register, mean over heads.
+        blocks: block numbers (negative ones count from the end), or ``all``.
+        ignore_index: id in the masks that takes no part.
+        backbone_weights, weights_key: see FrozenBackboneModule.
+    """
+
+    headline_metric = "val/auc_of_mean_normalized"
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        maps: list[str] = ["similarity"],  # noqa: B006  # never changed
+        blocks: list[int] | Literal["all"] = [-1],  # noqa: B006
+        ignore_index: int = 1000,
+        backbone_weights: str | None = None,
+        weights_key: str = "teacher",
+    ) -> None:
+        super().__init__(backbone, backbone_weights, weights_key)
+        self.save_hyperparameters(ignore=["backbone"])
+        if not maps or any(kind not in MAP_KINDS for kind in maps):
+            raise ValueError(f"model.init_args.maps={maps}; allowed: {', '.join(MAP_KINDS)}")
+        wanted = range(backbone.depth) if blocks == "all" else blocks
+        self.maps = list(maps)
+        self.blocks = sorted({backbone._block_index(int(b)) for b in wanted})
+        if not self.blocks:
+            raise ValueError("model.init_args.blocks is empty; name at least one block, or all")
+        self.ignore_index = ignore_index
+        self.names: list[str] = []
+        self.metric: BinaryAUC | None = None
+        self._rows: list[dict[str, object]] = []
+
+    def named_maps(self, images: Tensor) -> dict[str, Tensor]:
+        """All maps (B, h, w) asked for, by name, oldest block first."""
+        views = self.backbone.inspect(images, self.blocks, mixing=any("mixing" in kind for kind in self.maps))
+        named = {
+            f"block{block}/{name}": scores
+            for block, view in zip(self.blocks, views, strict=True)
+            for name, scores in block_maps(view, self.maps).items()
+        }
+        if not named:
+            raise ValueError(f"model.init_args.maps={self.maps}: {type(self.backbone).__name__} has none of these maps")
+        return named
+
+    def _start(self, images: Tensor) -> None:
+        """Learns the maps' names from a blank image, so that a rank without images has them too."""
+        blank = images.new_zeros(1, *images.shape[1:])
+        self.names = [*self.named_maps(blank), "shuffled"]
+        self.metric = BinaryAUC(len(self.names), self.ignore_index).to(images.device)
+
+    def validation_step(self, batch: dict[str, Any], batch_idx: int) -> None:
+        images = batch["image"]
+        if self.metric is None:
+            self._start(images)
+        assert self.metric is not None
+        if not len(images):
+            return
+        named = self.named_maps(images)
+        last = next(name for name in self.names if name.startswith(f"block{self.blocks[-1]}/"))
+        scores = torch.stack([*named.values(), shuffled(named[last], batch["key"])], 1)
+        self.metric.update(scores, batch["mask"])
+
+    def on_validation_epoch_end(self) -> None:
+        assert self.metric is not None
+        values = self.metric.compute()
+        self.metric.reset()
+        if self.trainer.sanity_checking:
+            return
+        kinds = ("auc", "auc_normalized", "auc_of_mean_normalized")
+        self._rows = [
+            {"map": name} | {kind: values[kind][i].item() for kind in kinds}
+            | {"images": int(values["images"]), "skipped": int(values["skipped"])}
+            for i, name in enumerate(self.names)
+        ]  # fmt: skip
+        for row in self._rows:
+            self.log_dict({f"maps/{row['map']}/{kind}": row[kind] for kind in kinds})  # type: ignore[misc]
+        last = next(row for row in self._rows if str(row["map"]).startswith(f"block{self.blocks[-1]}/"))
+        self.log("val/auc_of_mean_normalized", last["auc_of_mean_normalized"], prog_bar=True)  # type: ignore[arg-type]
+
+    test_step = validation_step
+    on_test_epoch_end = on_validation_epoch_end
+
+    def results(self) -> list[dict[str, object]]:
+        """Per map: the three forms of the score, and the images scored and skipped."""
+        return self._rows
+
+    def predict_step(self, batch: dict[str, Any], batch_idx: int) -> dict[str, Any]:
+        named = self.named_maps(batch["image"])
+        return {
+            "key": batch["key"], "label": batch["label"], "embedding": self(batch["image"]),
+            "map_names": list(named), "maps": torch.stack(list(named.values()), 1),
+        }  # fmt: skip

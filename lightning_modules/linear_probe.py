@@ -1,0 +1,189 @@
+"""Linear probing: many heads trained at once on one frozen backbone pass.
+
+Shapes: B images a device, D embed_dim, C classes.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torchmetrics.classification import MulticlassAccuracy
+
+from backbones import Backbone, Features
+from lightning_modules.frozen import FrozenBackboneModule
+
+POOLS = {
+    "cls": lambda f: f.cls,
+    "mean": lambda f: f.patches.mean((2, 3)),
+    "max": lambda f: f.patches.amax((2, 3)),
+}
+
+
+@dataclass
+class HeadSpec:
+    """One linear head.
+
+    Args:
+        n_last_blocks: how many last blocks it reads, concatenated.
+        pooling: what it reads of each: ``cls``, ``mean`` or ``max`` over the patches, or several joined by +.
+        lr: learning rate for 256 images a step; scaled by (global batch / 256).
+        weight_decay: L2.
+    """
+
+    n_last_blocks: int = 4
+    pooling: str = "cls"
+    lr: float = 0.001
+    weight_decay: float = 0.0
+
+    @property
+    def name(self) -> str:
+        return f"n{self.n_last_blocks}_{self.pooling}_lr{self.lr:g}_wd{self.weight_decay:g}"
+
+    @property
+    def parts(self) -> list[str]:
+        return self.pooling.split("+")
+
+    def pool(self, features: list[Features]) -> Tensor:
+        """Features of at least ``n_last_blocks`` last blocks to (B, width)."""
+        return torch.cat([POOLS[part](f) for part in self.parts for f in features[-self.n_last_blocks :]], 1)
+
+
+class LinearProbe(FrozenBackboneModule):
+    """Linear classifiers on frozen features, by DINO's protocol.
+
+    Heads start at N(0, 0.01) with bias 0 and are trained by SGD with momentum and a cosine per epoch to 0. Training
+    and validation batches hold ``image`` and ``label``.
+
+    Args:
+        backbone: frozen.
+        heads: the heads, all fed by one backbone pass.
+        num_classes: C.
+        momentum: of SGD.
+        backbone_weights, weights_key: see FrozenBackboneModule.
+        global_batch_size: images per step over all devices, for the learning rates; None asks the datamodule.
+    """
+
+    headline_metric = "val/top1"
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        heads: list[HeadSpec],
+        num_classes: int = 1000,
+        momentum: float = 0.9,
+        backbone_weights: str | None = None,
+        weights_key: str = "teacher",
+        global_batch_size: int | None = None,
+    ) -> None:
+        super().__init__(backbone, backbone_weights, weights_key)
+        self.save_hyperparameters(ignore=["backbone", "heads"])
+        if not heads:
+            raise ValueError("model.init_args.heads is empty; list at least one head")
+        for head in heads:
+            if unknown := [part for part in head.parts if part not in POOLS]:
+                raise ValueError(f"heads: pooling={head.pooling!r}: {unknown[0]!r} is not one of {', '.join(POOLS)}")
+            if not 1 <= head.n_last_blocks <= backbone.depth:
+                raise ValueError(
+                    f"heads: n_last_blocks={head.n_last_blocks}; the backbone has {backbone.depth} blocks"
+                )
+        names = [head.name for head in heads]
+        if len(set(names)) < len(names):
+            raise ValueError(f"heads: {next(n for n in names if names.count(n) > 1)} is listed twice")
+        self.specs, self.num_classes = heads, num_classes
+        self.heads = nn.ModuleList(
+            nn.Linear(backbone.embed_dim * h.n_last_blocks * len(h.parts), num_classes) for h in heads
+        )
+        for linear in self.heads:
+            nn.init.normal_(linear.weight, std=0.01)
+            nn.init.zeros_(linear.bias)
+        self.top1 = nn.ModuleList(MulticlassAccuracy(num_classes, average="micro") for _ in heads)
+        top5 = min(5, num_classes)
+        self.top5 = nn.ModuleList(MulticlassAccuracy(num_classes, top_k=top5, average="micro") for _ in heads)
+        self.history: list[list[tuple[float, float]]] = []  # per epoch, per head: top-1, top-5
+
+    def features(self, images: Tensor) -> list[Tensor]:
+        """What each head reads, from one pass."""
+        with torch.no_grad():
+            blocks = self.backbone.forward_intermediates(images, max(s.n_last_blocks for s in self.specs))
+            return [spec.pool(blocks) for spec in self.specs]
+
+    def logits(self, images: Tensor) -> list[Tensor]:
+        """(B, C) of each head."""
+        return [head(x) for head, x in zip(self.heads, self.features(images), strict=True)]
+
+    def configure_optimizers(self) -> Any:
+        batch = self.hparams.global_batch_size or getattr(self.trainer.datamodule, "batch_size", None)
+        if batch is None:
+            raise ValueError("global_batch_size is not set and the data have no batch_size: set model.global_batch_size")
+        groups = [
+            {"params": list(head.parameters()), "lr": spec.lr * batch / 256, "weight_decay": spec.weight_decay}
+            for head, spec in zip(self.heads, self.specs, strict=True)
+        ]
+        optimizer = torch.optim.SGD(groups, momentum=self.hparams.momentum)
+        epochs = self.trainer.max_epochs
+        if epochs is None or epochs < 1:
+            raise ValueError(f"the probe's schedule runs over epochs: set trainer.max_epochs (found {epochs})")
+        return [optimizer], [torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs)]
+
+    def _check_labels(self, labels: Tensor) -> None:
+        if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < self.num_classes:
+            raise ValueError(
+                f"labels run from {int(labels.min())} to {int(labels.max())}, model.init_args.num_classes is "
+                f"{self.num_classes}; set it to the data's number of classes"
+            )
+
+    def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
+        self._check_labels(batch["label"])
+        losses = torch.stack([F.cross_entropy(y, batch["label"]) for y in self.logits(batch["image"])])
+        self.log("train/loss", losses.detach().mean(), prog_bar=True)
+        return losses.sum()  # the heads share no parameter, so each learns from its own loss alone
+
+    def validation_step(self, batch: dict[str, Any], batch_idx: int) -> None:
+        if not len(batch["image"]):
+            return
+        self._check_labels(batch["label"])
+        for logits, top1, top5 in zip(self.logits(batch["image"]), self.top1, self.top5, strict=True):
+            top1.update(logits, batch["label"])
+            top5.update(logits, batch["label"])
+
+    def on_validation_epoch_end(self) -> None:
+        now = [(m1.compute().item(), m5.compute().item()) for m1, m5 in zip(self.top1, self.top5, strict=True)]
+        for metric in (*self.top1, *self.top5):
+            metric.reset()
+        if not self.trainer.sanity_checking:
+            self.history.append(now)
+        best = max(now)
+        self.log_dict({"val/top1": best[0], "val/top5": best[1]}, prog_bar=True)
+        if len(self.specs) > 1:
+            self.log_dict({f"val_heads/{s.name}": v[0] for s, v in zip(self.specs, now, strict=True)})
+
+    test_step = validation_step
+    on_test_epoch_end = on_validation_epoch_end
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["probe_history"] = self.history
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self.history = [[tuple(v) for v in epoch] for epoch in checkpoint["probe_history"]]
+
+    def results(self) -> list[dict[str, object]]:
+        """Per head: best and last top-1 and top-5 over the epochs validated so far."""
+        rows: list[dict[str, object]] = []
+        for i, spec in enumerate(self.specs):
+            top1 = [epoch[i][0] for epoch in self.history]
+            if not top1:
+                continue
+            best = max(range(len(top1)), key=top1.__getitem__)
+            rows.append(
+                {
+                    "head": spec.name, "n_last_blocks": spec.n_last_blocks, "pooling": spec.pooling, "lr": spec.lr,
+                    "weight_decay": spec.weight_decay, "top1_best": top1[best], "top5_best": self.history[best][i][1],
+                    "best_epoch": best, "top1_last": top1[-1], "top5_last": self.history[-1][i][1],
+                }
+            )  # fmt: skip
+        return rows
+
+    def predict_step(self, batch: dict[str, Any], batch_idx: int) -> dict[str, Any]:
+        return {"key": batch["key"], "label": batch["label"], "embedding": self(batch["image"])}
