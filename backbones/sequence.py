@@ -21,6 +21,11 @@ class Step(NamedTuple):
     """(B, L, D) what intermediate features are the final norm of."""
 
 
+def drop_path_rates(last: float, depth: int) -> list[float]:
+    """Stochastic depth growing linearly from 0 at the first block to ``last`` at the last."""
+    return [last * i / max(1, depth - 1) for i in range(depth)]
+
+
 class SequenceBackbone(Backbone):
     """A stack of blocks; a family says how an image becomes a sequence and what its blocks are."""
 

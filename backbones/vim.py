@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from backbones.mixers import BidirectionalMamba2
 from backbones.ops import RMSNorm
 from backbones.registry import register_sizes
-from backbones.sequence import SequenceBackbone, Step
+from backbones.sequence import SequenceBackbone, Step, drop_path_rates
 from backbones.tokens import Layout, PatchEmbed, other_positions, patch_grid, resample_pos_embed
 
 
@@ -60,7 +60,7 @@ class VisionMamba(SequenceBackbone):
                 BidirectionalMamba2(embed_dim, d_state, headdim, expand, d_conv, chunk_size=chunk_size, backend=backend),
                 rate,
             )
-            for rate in torch.linspace(0, drop_path, depth).tolist()
+            for rate in drop_path_rates(drop_path, depth)
         )
         self.norm_f = RMSNorm(embed_dim)
         self._init_weights()

@@ -7,7 +7,7 @@ from timm.layers import DropPath, Mlp, trunc_normal_
 from torch import Tensor, nn
 
 from backbones.mixers import SoftmaxAttention
-from backbones.sequence import SequenceBackbone, Step
+from backbones.sequence import SequenceBackbone, Step, drop_path_rates
 from backbones.tokens import Layout, PatchEmbed, patch_grid, resample_pos_embed
 
 
@@ -50,8 +50,9 @@ class VisionTransformer(SequenceBackbone):
         self.patch_embed = PatchEmbed(patch_size, embed_dim)
         self.cls_token = nn.Parameter(torch.zeros(1, 1, embed_dim))
         self.pos_embed = nn.Parameter(torch.zeros(1, self.grid_size[0] * self.grid_size[1] + 1, embed_dim))
-        rates = torch.linspace(0, drop_path, depth).tolist()
-        self.blocks = nn.ModuleList(TransformerBlock(embed_dim, self._mixer(), mlp_ratio, rate) for rate in rates)
+        self.blocks = nn.ModuleList(
+            TransformerBlock(embed_dim, self._mixer(), mlp_ratio, rate) for rate in drop_path_rates(drop_path, depth)
+        )
         self.norm = nn.LayerNorm(embed_dim, eps=1e-6)
         trunc_normal_(self.pos_embed, std=0.02)
         trunc_normal_(self.cls_token, std=0.02)

@@ -8,6 +8,8 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor
 
+from callbacks.run_folder import run_folder, write_npz
+
 MAP_COLOURS = torch.tensor(  # viridis at 0, 1/4, ..., 1: even in lightness and colour-blind safe
     [[0.267, 0.005, 0.329], [0.229, 0.322, 0.546], [0.128, 0.567, 0.551], [0.369, 0.789, 0.383], [0.993, 0.906, 0.144]]
 )
@@ -43,7 +45,10 @@ def picture_grid(images: Tensor, maps: Tensor, masks: Tensor | None = None) -> T
 
 
 class FeatureMaps(Callback):
-    """Logs a grid of CLS–patch similarity maps of the first validation images to TensorBoard.
+    """Keeps CLS–patch similarity maps of the first validation images: a picture in TensorBoard, arrays on disk.
+
+    The picture's columns are image, mask (where the data have masks), map, and the map over the image. The arrays,
+    ``feature_maps.npz`` in the run's folder, are ``images`` uint8 (B, H, W, 3), ``maps`` (B, h, w), and ``masks``.
 
     Args:
         count: images shown.
@@ -52,7 +57,7 @@ class FeatureMaps(Callback):
 
     def __init__(self, count: int = 8, every_n_epochs: int = 1) -> None:
         self.count, self.every_n_epochs = count, every_n_epochs
-        self._shown: Tensor | None = None
+        self._shown: tuple[Tensor, Tensor, Tensor | None] | None = None
 
     def on_validation_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int,
@@ -66,13 +71,19 @@ class FeatureMaps(Callback):
         maps = torch.einsum("bd,bdhw->bhw", F.normalize(features.cls, dim=-1), F.normalize(features.patches, dim=1))
         data: Any = trainer.datamodule
         mean, std = (torch.tensor(v).to(images)[:, None, None] for v in (data.mean, data.std))
-        masks = batch["mask"][: self.count] if "mask" in batch else None
-        self._shown = picture_grid(images * std + mean, maps, masks).float().cpu()
+        masks = batch["mask"][: self.count].cpu() if "mask" in batch else None
+        self._shown = ((images * std + mean).clamp(0, 1).float().cpu(), maps.float().cpu(), masks)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._shown is None:
             return
+        images, maps, masks = self._shown
+        self._shown = None
         for logger in trainer.loggers:
             if isinstance(logger, TensorBoardLogger):
-                logger.experiment.add_image("maps/cls_similarity", self._shown, trainer.global_step)
-        self._shown = None
+                picture = picture_grid(images, maps, masks)
+                logger.experiment.add_image("maps/cls_similarity", picture, trainer.global_step)
+        arrays = {"images": (images * 255).round().byte().permute(0, 2, 3, 1).numpy(), "maps": maps.numpy()}
+        if masks is not None:
+            arrays["masks"] = masks.numpy()
+        write_npz(run_folder(trainer) / "feature_maps.npz", arrays)

@@ -1,6 +1,5 @@
 """Writes what ``predict`` returns."""
 
-import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,7 +8,7 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import BasePredictionWriter
 
-from callbacks.run_folder import run_folder
+from callbacks.run_folder import run_folder, write_npz
 
 
 class PredictionFiles(BasePredictionWriter):
@@ -29,13 +28,9 @@ class PredictionFiles(BasePredictionWriter):
         dataloader_idx: int,
     ) -> None:
         folder = run_folder(trainer) / "predictions"
-        folder.mkdir(parents=True, exist_ok=True)
         arrays = {
             k: v.detach().float().cpu().numpy() if isinstance(v, torch.Tensor) and v.is_floating_point()
             else v.cpu().numpy() if isinstance(v, torch.Tensor) else np.asarray(v)
             for k, v in prediction.items()
         }  # fmt: skip
-        path = folder / f"rank{trainer.global_rank}-batch{batch_idx:06d}.npz"
-        aside = path.with_name(f".{path.stem}.{os.getpid()}.npz")
-        np.savez(aside, **arrays)
-        aside.replace(path)
+        write_npz(folder / f"rank{trainer.global_rank}-batch{batch_idx:06d}.npz", arrays)

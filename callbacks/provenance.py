@@ -71,5 +71,17 @@ class RunRecord(SaveConfigCallback):
             "global_batch_size": getattr(trainer.datamodule, "batch_size", None),
             "shards": getattr(trainer.datamodule, "shard_files", []),
         }
-        name = "run.json" if number == 1 else f"run-{number}.json"
-        write_text(folder / name, json.dumps(record, indent=1))
+        self._path = folder / ("run.json" if number == 1 else f"run-{number}.json")
+        self._record, self._start = record, time.perf_counter()
+        write_text(self._path, json.dumps(record, indent=1))
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Adds how long the run took and which shards it read."""
+        if not trainer.is_global_zero:
+            return
+        self._record |= {
+            "seconds": round(time.perf_counter() - self._start, 1),
+            "shards": getattr(trainer.datamodule, "shard_files", []),
+            "skipped_samples": getattr(trainer.datamodule, "skipped", 0),
+        }
+        write_text(self._path, json.dumps(self._record, indent=1))

@@ -5,6 +5,7 @@ import io
 import os
 from pathlib import Path
 
+import numpy as np
 from lightning.pytorch import Trainer
 
 
@@ -18,6 +19,14 @@ def write_text(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     aside.write_text(text)
+    aside.replace(path)
+
+
+def write_npz(path: Path, arrays: dict[str, np.ndarray]) -> None:
+    """As :func:`write_text`, for arrays."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_name(f".{path.stem}.{os.getpid()}.npz")
+    np.savez(aside, **arrays)  # type: ignore[arg-type]
     aside.replace(path)
 
 

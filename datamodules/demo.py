@@ -40,7 +40,7 @@ def _smooth_noise(rng: np.random.Generator, cells: int) -> np.ndarray:
 
 def _texture(rng: np.random.Generator, label: int, y: np.ndarray, x: np.ndarray) -> np.ndarray:
     """The class's pattern in [-1, 1] over pixel coordinates centred on the object."""
-    wavelength = rng.uniform(9, 13)
+    wavelength = rng.uniform(8, 14)
     angle = rng.uniform(-0.15, 0.15)
     if label == 2:
         angle += rng.choice([-1, 1]) * np.pi / 4
@@ -71,7 +71,7 @@ def _texture(rng: np.random.Generator, label: int, y: np.ndarray, x: np.ndarray)
 
 def _outline(rng: np.random.Generator, y: np.ndarray, x: np.ndarray) -> np.ndarray:
     """Whether each pixel lies in a random star-shaped outline about the origin."""
-    radius, stretch, turn = rng.uniform(18, 26), rng.uniform(0.75, 1.33), rng.uniform(0, np.pi)
+    radius, stretch, turn = rng.uniform(17, 26), rng.uniform(0.75, 1.33), rng.uniform(0, np.pi)
     a, b = x * np.cos(turn) + y * np.sin(turn), y * np.cos(turn) - x * np.sin(turn)
     a, b = a * np.sqrt(stretch), b / np.sqrt(stretch)
     theta, lobes = np.arctan2(b, a), rng.integers(2, 6)
@@ -83,13 +83,13 @@ def draw_scene(label: int, seed: int, index: int) -> Scene:
     """One scene; a function of its arguments alone."""
     rng = np.random.default_rng([seed, index, label])
     row, column = np.mgrid[:SIDE, :SIDE].astype(float)
-    y, x = row - rng.uniform(24, SIDE - 24), column - rng.uniform(24, SIDE - 24)
+    y, x = row - rng.uniform(18, SIDE - 18), column - rng.uniform(18, SIDE - 18)
     inside = _outline(rng, y, x)
     back, front = 0.5 + rng.uniform(-0.03, 0.03), 0.5 + rng.uniform(-0.03, 0.03)
     contrast = 0.3 * rng.choice([-1, 1])
     if CLASSES[label] == "plain":
         front += contrast
-    slope, turn = rng.uniform(0, 0.08), rng.uniform(0, 2 * np.pi)
+    slope, turn = rng.uniform(0, 0.06), rng.uniform(0, 2 * np.pi)
     shading = slope * ((row - SIDE / 2) * np.cos(turn) + (column - SIDE / 2) * np.sin(turn)) / (SIDE / 2)
     scene = np.where(inside, front + contrast * _texture(rng, label, y, x), back) + shading
     scene = scene + rng.normal(0, 0.03, scene.shape)

@@ -9,6 +9,7 @@ import os
 import tarfile
 from collections import OrderedDict
 from collections.abc import Sequence
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import NamedTuple
 
@@ -133,6 +134,14 @@ class ShardSet:
             raise ShardError(
                 f"no shard in {folder} matches data.init_args.{option}={pattern!r} ({seen}); correct the pattern, or "
                 "write shards with python -m datamodules.prepare"
+            )
+        present = {p.name for p in paths}
+        announced = {n for n in _info_lengths(folder) for part in braceexpand(pattern) if fnmatch(n, part)}
+        ranges = {part for part in braceexpand(pattern) if not set(part) & set("*?[")}
+        if missing := sorted((announced | ranges) - present):
+            raise ShardError(
+                f"{len(missing)} shard(s) are missing from {folder}, the first: {missing[0]}; restore it, or take it "
+                f"out of _info.json and data.init_args.{option}"
             )
         return cls(paths, shard_lengths(folder, paths))
 

@@ -1,0 +1,63 @@
+# make help lists the targets. Targets chain commands; what they train is in configs/.
+PYTHON ?= python3.11
+SEED ?= 0
+RUN ?= runs/demo$(if $(filter-out 0,$(SEED)),-$(SEED))
+BIN = .venv/bin
+DEMO = data/demo/_info.json
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint
+.DELETE_ON_ERROR:
+
+help: ## this list
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+
+setup: .venv/.ready ## a virtual environment in .venv with the project and its tools
+
+.venv/.ready: pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv || python3 -m venv .venv
+	$(BIN)/pip install --quiet --upgrade pip
+	$(BIN)/pip install --quiet -e '.[dev]'
+	touch $@
+
+test: setup ## the test suite
+	$(BIN)/python -m pytest
+
+lint: setup ## ruff and mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+# ---- demo: pretrain, then probe, k-NN and Binary-AUC of the same backbone untrained and pretrained ----------------
+BASE = -c configs/base.yaml
+VIM = -c configs/backbone/vim_demo.yaml --seed_everything $(SEED) --trainer.logger.init_args.save_dir $(RUN)
+WEIGHTS = --model.init_args.backbone_weights $(RUN)/pretrain/checkpoints/last.ckpt
+PRETRAINED = $(RUN)/pretrain/.done
+EVALUATIONS = $(foreach m,untrained pretrained,$(foreach e,probe knn auc,$(RUN)/$(m)-$(e)/.done))
+
+demo: $(RUN)/report.html ## the main job on embedded data, on a CPU in minutes (SEED=1 for another seed)
+	@$(BIN)/python -m analysis.report $(RUN)
+
+$(DEMO): .venv/.ready datamodules/demo.py
+	$(BIN)/python -m datamodules.prepare demo --out $(@D) --overwrite true
+
+$(PRETRAINED): $(DEMO)
+	$(BIN)/dinomamba fit $(BASE) -c configs/task/dino.yaml -c configs/data/demo.yaml $(VIM) \
+		-c configs/task/dino_demo.yaml --trainer.logger.init_args.name pretrain
+	touch $@
+
+$(RUN)/untrained-%/.done: $(DEMO)
+	$(BIN)/dinomamba $(call how,$*) $(VIM) --trainer.logger.init_args.name untrained-$*
+	touch $@
+
+$(RUN)/pretrained-%/.done: $(PRETRAINED)
+	$(BIN)/dinomamba $(call how,$*) $(VIM) --trainer.logger.init_args.name pretrained-$* $(WEIGHTS)
+	touch $@
+
+how = $(how-$(1))
+how-probe = fit $(BASE) -c configs/task/linear_probe.yaml -c configs/data/demo.yaml -c configs/task/linear_probe_demo.yaml
+how-knn = validate $(BASE) -c configs/task/knn.yaml -c configs/data/demo.yaml -c configs/task/knn_demo.yaml
+how-auc = validate $(BASE) -c configs/task/binary_auc.yaml -c configs/data/demo_s.yaml -c configs/task/binary_auc_demo.yaml
+
+$(RUN)/report.html: $(PRETRAINED) $(EVALUATIONS)
+	$(BIN)/python -m analysis.report $(RUN) > /dev/null

@@ -1,0 +1,235 @@
+"""SSD, convolution and norm: fast paths against their slow references, forward and gradient."""
+
+import sys
+import types
+import warnings
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from backbones.mixers import BidirectionalMamba2
+from backbones.ops import causal_conv, causal_conv_reference, gated_rms_norm, rms_norm, ssd, ssd_matrix, ssd_recurrent
+
+ssd_module = sys.modules["backbones.ops.ssd"]
+LENGTHS = (1, 2, 15, 16, 17, 197, 198, 208, 1025)
+
+
+def inputs(length, groups=1, b=2, h=4, p=3, n=5, dtype=torch.float64, seed=0):
+    g = torch.Generator().manual_seed(seed)
+
+    def randn(*shape):
+        return torch.randn(*shape, generator=g, dtype=torch.float64).to(dtype)
+
+    x, B, C = randn(b, length, h, p), randn(b, length, groups, n), randn(b, length, groups, n)
+    dt = F.softplus(randn(b, length, h) - 2)
+    A = -torch.rand(h, generator=g, dtype=torch.float64).to(dtype) * 15 - 1
+    return [t.requires_grad_() for t in (x, dt, A, B, C, randn(h))]
+
+
+def run(function, arguments, weight, **kwargs):
+    y = function(*arguments, **kwargs)
+    return y, torch.autograd.grad((y * weight).sum(), arguments)
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("groups", [1, 2])
+def test_ssd_equals_the_recurrence(length, groups):
+    arguments = inputs(length, groups)
+    weight = torch.randn(2, length, 4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    y, grads = run(ssd_recurrent, arguments, weight)
+    for chunk in (16, 64, 256, 2048):  # several chunks, ragged ones, and the whole sequence as one
+        fast, fast_grads = run(ssd, arguments, weight, chunk_size=chunk)
+        torch.testing.assert_close(fast, y, atol=1e-10, rtol=0)
+        for a, b in zip(fast_grads, grads, strict=True):
+            torch.testing.assert_close(a, b, atol=1e-9, rtol=0)
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("chunk", [4, 256])
+def test_ssd_gradcheck(groups, chunk):
+    assert torch.autograd.gradcheck(lambda *a: ssd(*a, chunk_size=chunk), inputs(7, groups, b=1, p=2, n=2))
+
+
+def test_ssd_matrix():
+    x, dt, A, B, C, _ = (t.detach() for t in inputs(19, 2))
+    M = ssd_matrix(dt, A, B, C)
+    torch.testing.assert_close(torch.einsum("bhij,bjhp->bihp", M, x), ssd_recurrent(x, dt, A, B, C), atol=1e-10, rtol=0)
+    rows = torch.tensor([0, 7, 18])
+    torch.testing.assert_close(ssd_matrix(dt, A, B, C, rows), M[:, :, rows], atol=1e-14, rtol=0)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
+@pytest.mark.parametrize("length", [198, 1025])
+def test_ssd_precision(dtype, tolerance, length):
+    arguments = [t.detach() for t in inputs(length, p=16, n=16)]
+    y = ssd(*arguments)
+    low = [t.to(dtype) if i in (0, 3, 4) else t.float() for i, t in enumerate(arguments)]
+    ours = ssd(*low)
+    assert ours.dtype == dtype
+    assert (ours.double() - y).norm() / y.norm() < tolerance
+
+
+def test_strong_decay_gives_finite_gradients():
+    x, dt, A, B, C, D = inputs(50, dtype=torch.float32)
+    strong = (A * 1000).detach().requires_grad_()
+    grads = torch.autograd.grad(ssd(x, dt, strong, B, C, D).sum(), (x, dt, strong, B, C))
+    assert all(g.isfinite().all() for g in grads)
+
+
+def test_autocast_keeps_decays_in_float32():
+    arguments = [t.detach().float() for t in inputs(64)]
+    with torch.autocast("cpu", torch.bfloat16):
+        y = ssd(*arguments)
+    torch.testing.assert_close(y, ssd(*arguments))
+
+
+def test_ssd_errors():
+    x, dt, A, B, C, D = (t.detach() for t in inputs(5))
+    with pytest.raises(ValueError, match="dt has shape"):
+        ssd(x, dt[:, :3], A, B, C)
+    with pytest.raises(ValueError, match=r"4 heads cannot share 3 groups"):
+        ssd(x, dt, A, B.expand(2, 5, 3, 5), C.expand(2, 5, 3, 5))
+    with pytest.raises(ValueError, match="backend='fast'"):
+        ssd(x, dt, A, B, C, D, backend="fast")
+    with pytest.raises(ValueError, match="chunk_size=0"):
+        ssd(x, dt, A, B, C, D, chunk_size=0)
+
+
+@pytest.fixture
+def mamba_ssm(monkeypatch):
+    """Puts a mamba_ssm of the test's making in the place of the package."""
+
+    def install(kernel=None, error=None):
+        ssd_module._mamba_ssm_kernel.cache_clear()
+        monkeypatch.setattr(ssd_module, "_kernel_failed", False)
+        name = "mamba_ssm.ops.triton.ssd_combined"
+
+        class Broken(types.ModuleType):
+            def __getattr__(self, attribute):
+                raise error
+
+        for i in range(1, name.count(".") + 2):
+            part = ".".join(name.split(".")[:i])
+            monkeypatch.setitem(sys.modules, part, types.ModuleType(part))
+        last = types.ModuleType(name) if error is None else Broken(name)
+        if kernel:
+            last.mamba_chunk_scan_combined = kernel
+        monkeypatch.setitem(sys.modules, name, last)
+
+    yield install
+    ssd_module._mamba_ssm_kernel.cache_clear()
+
+
+def test_broken_mamba_ssm_warns_once_and_falls_back(mamba_ssm):
+    arguments = [t.detach().float() for t in inputs(5)]
+    mamba_ssm(error=OSError("undefined symbol: _ZN2at4_ops"))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            assert ssd_module._mamba_ssm(*arguments, 256, strict=False) is None
+    assert len(caught) == 1 and "undefined symbol" in str(caught[0].message)
+    with pytest.raises(RuntimeError, match="dinomamba"):
+        ssd(*arguments, backend="mamba_ssm")
+
+
+def test_failing_kernel_warns_once_and_falls_back(mamba_ssm):
+    calls = []
+
+    def kernel(*a, **k):
+        calls.append(1)
+        raise RuntimeError("Triton error: invalid device function")
+
+    mamba_ssm(kernel=kernel)
+    arguments = [t.detach().float() for t in inputs(5)]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            assert ssd_module._mamba_ssm(*arguments, 256, strict=False) is None
+    assert len(calls) == len(caught) == 1
+
+
+def test_working_kernel_is_called_by_its_signature(mamba_ssm):
+    def kernel(x, dt, A, B, C, chunk_size, D=None):
+        assert chunk_size == 256
+        return ssd_recurrent(x, dt, A, B, C, D)
+
+    mamba_ssm(kernel=kernel)
+    arguments = [t.detach().float() for t in inputs(9)]
+    torch.testing.assert_close(ssd(*arguments, backend="mamba_ssm"), ssd(*arguments, backend="torch"))
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 4, 5, 37, 198])
+@pytest.mark.parametrize("taps", [1, 2, 4, 7])
+@pytest.mark.parametrize("bias", [True, False])
+def test_causal_conv(length, taps, bias):
+    g = torch.Generator().manual_seed(0)
+    x, w, b, dy = (
+        torch.randn(*s, generator=g, dtype=torch.float64, requires_grad=True)
+        for s in ((2, length, 6), (6, taps), (6,), (2, length, 6))
+    )
+    arguments = (x, w, b) if bias else (x, w)
+    y, ref = causal_conv(*arguments), causal_conv_reference(*arguments)
+    torch.testing.assert_close(y, ref, atol=1e-12, rtol=0)
+    for a, e in zip(torch.autograd.grad(y, arguments, dy), torch.autograd.grad(ref, arguments, dy), strict=True):
+        torch.testing.assert_close(a, e, atol=1e-11, rtol=0)
+
+
+def test_causal_conv_is_causal():
+    x = torch.randn(1, 20, 3)
+    changed = x.clone()
+    changed[:, 11] += 1
+    w = torch.randn(3, 4)
+    same = (causal_conv(x, w) == causal_conv(changed, w)).all(-1)[0]
+    assert same[:11].all() and not same[11:15].any() and same[15:].all()
+
+
+def test_norms():
+    x, z, w = torch.randn(3, 5, 8), torch.randn(3, 5, 8), torch.rand(8)
+    torch.testing.assert_close(rms_norm(x, w, 1e-5), F.rms_norm(x, (8,), w, 1e-5))
+    gated = x * F.silu(z)
+    torch.testing.assert_close(gated_rms_norm(x, z, w, 1e-5), F.rms_norm(gated, (8,), w, 1e-5))
+    halves = torch.cat([F.rms_norm(part, (4,), None, 1e-5) for part in gated.split(4, -1)], -1) * w
+    torch.testing.assert_close(gated_rms_norm(x, z, w, 1e-5, groups=2), halves)
+    low = rms_norm((x * 3e4).bfloat16(), w, 1e-5)  # squares would overflow half precision
+    assert low.isfinite().all() and low.dtype == w.dtype
+
+
+@pytest.mark.parametrize("length", [1, 2, 38, 300])
+def test_mixer_directions(length):
+    """A changed token leaves earlier outputs of the forward scan and later ones of the backward scan untouched."""
+    torch.manual_seed(0)
+    mixer = BidirectionalMamba2(16, d_state=8, headdim=8, chunk_size=64)
+    u = torch.randn(2, length, 16)
+    at = length // 2
+    changed = u.clone()
+    changed[:, at] += 1
+    (_, f0, b0), (_, f1, b1) = mixer.scan(u), mixer.scan(changed)
+    assert torch.equal(f0[:, :at], f1[:, :at]) and not torch.equal(f0[:, at:], f1[:, at:])
+    assert torch.equal(b0[:, at + 1 :], b1[:, at + 1 :]) and not torch.equal(b0[:, : at + 1], b1[:, : at + 1])
+
+
+def test_mixer_mixing_is_what_it_does():
+    """M applied to the convolved inputs is the mean of both scans' outputs where the inputs are the same."""
+    torch.manual_seed(0)
+    mixer = BidirectionalMamba2(16, d_state=8, headdim=8).double()
+    with torch.no_grad():
+        mixer.conv1d_b.weight.copy_(mixer.conv1d.weight)
+        for conv in (mixer.conv1d, mixer.conv1d_b):  # only the present token, so both directions see the same x
+            conv.weight[..., :-1] = 0
+        mixer.conv1d_b.weight.copy_(mixer.conv1d.weight)
+        mixer.conv1d_b.bias.copy_(mixer.conv1d.bias)
+    u = torch.randn(2, 23, 16, dtype=torch.float64)
+    x = mixer._scan_inputs(u)[1][:, :, : mixer.heads]
+    _, forward, backward = mixer.scan(u)
+    M = mixer.mixing(u)
+    y = torch.einsum("bhij,bjhp->bihp", M, x).flatten(2)
+    torch.testing.assert_close(y, (forward + backward) / 2, atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize("size", [dict(dim=20, headdim=64), dict(dim=24, headdim=9, expand=2)])
+def test_mixer_size_error(size):
+    with pytest.raises(ValueError, match=r"embed_dim=\d+, expand=\d+, headdim=\d+"):
+        BidirectionalMamba2(**size)
+    with pytest.raises(ValueError, match="multiple of 8: embed_dim=64"):
+        BidirectionalMamba2(64, backend="mamba_ssm")
