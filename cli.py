@@ -127,7 +127,7 @@ def main(args: ArgsType = None) -> None:
     _keep_freed_memory()
     try:
         CLI(args)
-    except (ValueError, FloatingPointError, FileNotFoundError, PermissionError) as error:
+    except (ValueError, FloatingPointError, FileNotFoundError, PermissionError, yaml.YAMLError) as error:
         traceback.print_exc()
         reason = [line.strip() for line in str(error).splitlines() if line.strip()]
         sys.stderr.write(f"error: {reason[-1] if reason else type(error).__name__}\n")

@@ -10,8 +10,12 @@ from lightning.pytorch import Trainer
 
 
 def run_folder(trainer: Trainer) -> Path:
-    """The logger's folder, or the trainer's root without a logger."""
-    return Path(trainer.log_dir or trainer.default_root_dir)
+    """The logger's folder, or the trainer's root without a logger.
+
+    Not ``trainer.log_dir``: that is a collective call, and would wait for ranks that do not write.
+    """
+    folder = getattr(trainer.logger, "log_dir", None)
+    return Path(folder or trainer.default_root_dir)
 
 
 def write_text(path: Path, text: str) -> None:

@@ -1,9 +1,10 @@
 """The embedded data set: small grey scenes drawn offline, ten classes told by texture alone, with object masks.
 
-Each scene is one object of random shape, place, size and brightness on a shaded background. The class is the
-object's texture. Everything else that could tell it is drawn at random and independently of it: the object's outline
-and position, mean brightness and contrast, polarity (light on dark or dark on light), phase, wavelength, a small
-rotation, and the background's level, shading and noise. There is no colour.
+Each scene is one object of random shape, place and size on a shaded background. The class is the object's texture.
+Everything else is drawn at random and independently of it: the object's outline and position, the polarity of its
+pattern (light on dark or dark on light), phase, wavelength, a small rotation, and the background's shading and noise.
+There is no colour, and the mean brightness of object and background is the same for all classes but the plain one,
+which has nothing else to stand out by.
 """
 
 from collections.abc import Iterator
@@ -71,7 +72,7 @@ def _texture(rng: np.random.Generator, label: int, y: np.ndarray, x: np.ndarray)
 
 def _outline(rng: np.random.Generator, y: np.ndarray, x: np.ndarray) -> np.ndarray:
     """Whether each pixel lies in a random star-shaped outline about the origin."""
-    radius, stretch, turn = rng.uniform(17, 26), rng.uniform(0.75, 1.33), rng.uniform(0, np.pi)
+    radius, stretch, turn = rng.uniform(18, 26), rng.uniform(0.75, 1.33), rng.uniform(0, np.pi)
     a, b = x * np.cos(turn) + y * np.sin(turn), y * np.cos(turn) - x * np.sin(turn)
     a, b = a * np.sqrt(stretch), b / np.sqrt(stretch)
     theta, lobes = np.arctan2(b, a), rng.integers(2, 6)
@@ -83,7 +84,7 @@ def draw_scene(label: int, seed: int, index: int) -> Scene:
     """One scene; a function of its arguments alone."""
     rng = np.random.default_rng([seed, index, label])
     row, column = np.mgrid[:SIDE, :SIDE].astype(float)
-    y, x = row - rng.uniform(18, SIDE - 18), column - rng.uniform(18, SIDE - 18)
+    y, x = row - rng.uniform(24, SIDE - 24), column - rng.uniform(24, SIDE - 24)
     inside = _outline(rng, y, x)
     back, front = 0.5 + rng.uniform(-0.03, 0.03), 0.5 + rng.uniform(-0.03, 0.03)
     contrast = 0.3 * rng.choice([-1, 1])

@@ -169,13 +169,17 @@ class ShardDataset(IterableDataset):
         return batch | {"skipped": skipped}
 
 
-class ShardLoader(DataLoader):
-    """A DataLoader over a ShardDataset that knows its length and asks for the epoch when it starts one."""
+class ShardLoader:
+    """An iterable over a ShardDataset that knows its length and asks for the epoch when it starts one.
+
+    It holds a DataLoader instead of being one, so that no trainer takes it apart to put a sampler in.
+    """
 
     def __init__(
         self, dataset: ShardDataset, epoch: Callable[[], int], num_workers: int, pin_memory: bool, prefetch: int
     ) -> None:
-        super().__init__(
+        self.dataset = dataset
+        self._loader = DataLoader(
             dataset,
             batch_size=None,
             num_workers=num_workers,
@@ -183,16 +187,15 @@ class ShardLoader(DataLoader):
             persistent_workers=num_workers > 0,
             prefetch_factor=prefetch if num_workers else None,
         )
-        self._epoch_now = epoch
+        self._epoch = epoch
         self._batches = dataset.num_batches
 
     def __len__(self) -> int:
         return self._batches
 
-    def __iter__(self) -> Iterator[dict[str, Any]]:  # type: ignore[override]
-        assert isinstance(self.dataset, ShardDataset)
-        self.dataset.set_epoch(self._epoch_now())
-        return super().__iter__()
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        self.dataset.set_epoch(self._epoch())
+        return iter(self._loader)
 
 
 def normalize(image: Tensor, mean: tuple[float, ...], std: tuple[float, ...], dtype: torch.dtype) -> Tensor:

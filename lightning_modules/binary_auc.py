@@ -12,6 +12,7 @@ from torch import Tensor
 
 from backbones import Backbone, BlockView
 from lightning_modules.frozen import FrozenBackboneModule
+from lightning_modules.hparams import record_hyperparameters
 from metrics import BinaryAUC
 
 MAP_KINDS = ("similarity", "register_similarity", "mixing", "mixing_heads", "register_mixing")
@@ -82,7 +83,7 @@ class BinaryAUCEvaluation(FrozenBackboneModule):
         weights_key: str = "teacher",
     ) -> None:
         super().__init__(backbone, backbone_weights, weights_key)
-        self.save_hyperparameters(ignore=["backbone"])
+        record_hyperparameters(self, "backbone")
         if not maps or any(kind not in MAP_KINDS for kind in maps):
             raise ValueError(f"model.init_args.maps={maps}; allowed: {', '.join(MAP_KINDS)}")
         wanted = range(backbone.depth) if blocks == "all" else blocks

@@ -17,6 +17,7 @@ from backbones import Backbone
 from lightning_modules.dino_head import DINOHead
 from lightning_modules.dino_loss import DINOLoss
 from lightning_modules.ema import ema_update
+from lightning_modules.hparams import record_hyperparameters
 from lightning_modules.schedules import cosine_schedule, linear_warmup
 from metrics import KNNAccuracy
 
@@ -100,7 +101,7 @@ class DINO(LightningModule):
         knn_k: int = 20,
     ) -> None:
         super().__init__()
-        self.save_hyperparameters(ignore=["backbone"])
+        record_hyperparameters(self, "backbone")
         for name, temp in (("warmup_teacher_temp", warmup_teacher_temp), ("teacher_temp", teacher_temp)):
             if not 0 < temp < student_temp:
                 raise ValueError(f"{name}={temp} must lie between 0 and student_temp={student_temp}, or DINO collapses")

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from backbones import Backbone
 from lightning_modules.frozen import FrozenBackboneModule, gather_rows
+from lightning_modules.hparams import record_hyperparameters
 from metrics import knn_scores, topk_accuracy
 
 
@@ -36,7 +37,7 @@ class KNN(FrozenBackboneModule):
         weights_key: str = "teacher",
     ) -> None:
         super().__init__(backbone, backbone_weights, weights_key)
-        self.save_hyperparameters(ignore=["backbone"])
+        record_hyperparameters(self, "backbone")
         if not k or min(k) < 1:
             raise ValueError(f"model.init_args.k={k}: wanted positive numbers of neighbours")
         self.num_classes, self.k, self.temperature = num_classes, list(k), temperature

@@ -13,6 +13,7 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from backbones import Backbone, Features
 from lightning_modules.frozen import FrozenBackboneModule
+from lightning_modules.hparams import record_hyperparameters
 
 POOLS = {
     "cls": lambda f: f.cls,
@@ -30,16 +31,27 @@ class HeadSpec:
         pooling: what it reads of each: ``cls``, ``mean`` or ``max`` over the patches, or several joined by +.
         lr: learning rate for 256 images a step; scaled by (global batch / 256).
         weight_decay: L2.
+        batch_norm: standardise the features first, without affine parameters, as MAE's protocol does.
     """
 
     n_last_blocks: int = 4
     pooling: str = "cls"
     lr: float = 0.001
     weight_decay: float = 0.0
+    batch_norm: bool = False
 
     @property
     def name(self) -> str:
-        return f"n{self.n_last_blocks}_{self.pooling}_lr{self.lr:g}_wd{self.weight_decay:g}"
+        norm = "_bn" if self.batch_norm else ""
+        return f"n{self.n_last_blocks}_{self.pooling}{norm}_lr{self.lr:g}_wd{self.weight_decay:g}"
+
+    def build(self, embed_dim: int, num_classes: int) -> nn.Sequential:
+        """The head, with weights from N(0, 0.01) and bias 0."""
+        width = embed_dim * self.n_last_blocks * len(self.parts)
+        linear = nn.Linear(width, num_classes)
+        nn.init.normal_(linear.weight, std=0.01)
+        nn.init.zeros_(linear.bias)
+        return nn.Sequential(nn.BatchNorm1d(width, affine=False) if self.batch_norm else nn.Identity(), linear)
 
     @property
     def parts(self) -> list[str]:
@@ -78,7 +90,7 @@ class LinearProbe(FrozenBackboneModule):
         global_batch_size: int | None = None,
     ) -> None:
         super().__init__(backbone, backbone_weights, weights_key)
-        self.save_hyperparameters(ignore=["backbone", "heads"])
+        record_hyperparameters(self, "backbone", "heads")
         if not heads:
             raise ValueError("model.init_args.heads is empty; list at least one head")
         for head in heads:
@@ -92,12 +104,7 @@ class LinearProbe(FrozenBackboneModule):
         if len(set(names)) < len(names):
             raise ValueError(f"heads: {next(n for n in names if names.count(n) > 1)} is listed twice")
         self.specs, self.num_classes = heads, num_classes
-        self.heads = nn.ModuleList(
-            nn.Linear(backbone.embed_dim * h.n_last_blocks * len(h.parts), num_classes) for h in heads
-        )
-        for linear in self.heads:
-            nn.init.normal_(linear.weight, std=0.01)
-            nn.init.zeros_(linear.bias)
+        self.heads = nn.ModuleList(head.build(backbone.embed_dim, num_classes) for head in heads)
         self.top1 = nn.ModuleList(MulticlassAccuracy(num_classes, average="micro") for _ in heads)
         top5 = min(5, num_classes)
         self.top5 = nn.ModuleList(MulticlassAccuracy(num_classes, top_k=top5, average="micro") for _ in heads)
@@ -179,7 +186,7 @@ class LinearProbe(FrozenBackboneModule):
             rows.append(
                 {
                     "head": spec.name, "n_last_blocks": spec.n_last_blocks, "pooling": spec.pooling, "lr": spec.lr,
-                    "weight_decay": spec.weight_decay, "top1_best": top1[best], "top5_best": self.history[best][i][1],
+                    "weight_decay": spec.weight_decay, "batch_norm": spec.batch_norm, "top1_best": top1[best], "top5_best": self.history[best][i][1],
                     "best_epoch": best, "top1_last": top1[-1], "top5_last": self.history[-1][i][1],
                 }
             )  # fmt: skip
