@@ -1,4 +1,4 @@
-"""The command line: ``dinomamba fit -c configs/base.yaml -c configs/task/… -c configs/data/… -c configs/backbone/…``."""
+"""The command line: ``dinomamba fit|validate|test|predict -c base.yaml -c task/….yaml -c data/… -c backbone/…``."""
 
 import ctypes
 import difflib
@@ -34,7 +34,9 @@ def _refuse_duplicates(node: yaml.Node | None) -> None:
         for key, value in node.value:
             line = key.start_mark.line + 1
             if key.value in seen:
-                raise yaml.YAMLError(f"the key {key.value!r} stands in line {seen[key.value]} and in line {line}; keep one")
+                raise yaml.YAMLError(
+                    f"the key {key.value!r} stands in line {seen[key.value]} and in line {line}; keep one"
+                )
             seen[key.value] = line
             _refuse_duplicates(value)
     elif isinstance(node, yaml.SequenceNode):
@@ -45,7 +47,9 @@ def _refuse_duplicates(node: yaml.Node | None) -> None:
 def explain(message: str) -> str:
     """jsonargparse's message cut to what is wrong and what to change."""
     key = re.search(r'[Pp]arser key "([\w.]+)"', message)
-    problem = re.search(r"Problem with given class_path '([\w.]+)': (.+?)(?: - Expected a | Given value type|$)", message)
+    problem = re.search(
+        r"Problem with given class_path '([\w.]+)': (.+?)(?: - Expected a | Given value type|$)", message
+    )
     if problem:
         message = f"{key[1] + ' ' if key else ''}({problem[1]}): {problem[2]}"
         option = re.search(r"Option '([\w.]+)' is not accepted", problem[2])

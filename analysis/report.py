@@ -209,7 +209,9 @@ def main(run: Path) -> None:
         table.add_row(*row)
     console = Console(width=100)
     console.print(table)
-    console.print(f"shuffled maps: {report['shuffled_auc']:.3f} (normalised per image: {report['shuffled_auc_normalized']:.3f})")
+    console.print(
+        f"shuffled maps: {report['shuffled_auc']:.3f} (normalised per image: {report['shuffled_auc_normalized']:.3f})"
+    )
     console.print(f"report:        {run / 'report.html'}", soft_wrap=True)
     console.print(f"TensorBoard:   .venv/bin/tensorboard --logdir {run}", soft_wrap=True)
 

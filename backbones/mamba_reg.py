@@ -27,7 +27,17 @@ class MambaReg(VisionMamba):
             raise ValueError(f"num_registers={num_registers} must be at least 1; use VisionMamba for none")
         self.num_registers = num_registers
         super().__init__(
-            img_size, patch_size, embed_dim, depth, drop_path, d_state, headdim, expand, d_conv, chunk_size, backend
+            img_size,
+            patch_size,
+            embed_dim,
+            depth,
+            drop_path,
+            d_state,
+            headdim,
+            expand,
+            d_conv,
+            chunk_size,
+            backend,
         )
 
     def _build_tokens(self) -> None:

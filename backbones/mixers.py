@@ -113,7 +113,13 @@ class BidirectionalMamba2(nn.Module):
             )
         if heads % ngroups:
             raise ValueError(f"ngroups={ngroups} must divide the {heads} heads")
-        self.inner, self.heads, self.headdim, self.ngroups, self.d_state = inner, heads, headdim, ngroups, d_state
+        self.inner, self.heads, self.headdim, self.ngroups, self.d_state = (
+            inner,
+            heads,
+            headdim,
+            ngroups,
+            d_state,
+        )
         self.chunk_size, self.backend, self.eps = chunk_size, backend, 1e-5
         conv_dim = inner + 2 * ngroups * d_state
         self.in_proj = nn.Linear(dim, inner + conv_dim + heads, bias=False)  # z, (x, B, C), dt

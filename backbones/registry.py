@@ -24,7 +24,9 @@ def _entry_point(family: type[Backbone], name: str, arguments: dict[str, Any]) -
         if pretrained:
             raise ValueError(f"{name}: no weights are published through timm; use backbones.weights.load")
         if num_classes:
-            raise ValueError(f"{name}: num_classes={num_classes}; these backbones carry no classifier, only 0 is allowed")
+            raise ValueError(
+                f"{name}: num_classes={num_classes}; these backbones carry no classifier, only 0 is allowed"
+            )
         for key in _TIMM_ONLY:
             overrides.pop(key, None)
         if "drop_path_rate" in overrides:

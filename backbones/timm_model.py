@@ -56,7 +56,12 @@ class TimmModel(Backbone):
         order = sorted(set(wanted))
         options = {"return_prefix_tokens": True} if self.num_prefix else {}
         outputs = self.model.forward_intermediates(
-            images, indices=order, norm=bool(self.num_prefix), output_fmt="NCHW", intermediates_only=True, **options
+            images,
+            indices=order,
+            norm=bool(self.num_prefix),
+            output_fmt="NCHW",
+            intermediates_only=True,
+            **options,
         )
         found = {}
         for i, output in zip(order, outputs, strict=True):

@@ -57,7 +57,9 @@ class VisionMamba(SequenceBackbone):
         self.layers = nn.ModuleList(
             MambaBlock(
                 embed_dim,
-                BidirectionalMamba2(embed_dim, d_state, headdim, expand, d_conv, chunk_size=chunk_size, backend=backend),
+                BidirectionalMamba2(
+                    embed_dim, d_state, headdim, expand, d_conv, chunk_size=chunk_size, backend=backend
+                ),
                 rate,
             )
             for rate in drop_path_rates(drop_path, depth)

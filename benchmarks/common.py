@@ -23,9 +23,8 @@ def seconds(function: Callable[[], object], repeats: int = 5) -> tuple[float, fl
 
 
 def machine() -> str:
-    cpu = next(
-        (line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")), platform.processor()
-    )
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    cpu = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.processor())
     return f"{cpu}, {torch.get_num_threads()} threads, torch {torch.__version__}, python {platform.python_version()}"
 
 
@@ -33,7 +32,17 @@ def report(name: str, header: list[str], rows: list[list[str]], note: str = "") 
     """Prints a Markdown table and keeps it in results/NAME.md."""
     lines = ["| " + " | ".join(header) + " |", "|" + " --- |" * len(header)]
     lines += ["| " + " | ".join(row) + " |" for row in rows]
-    text = "\n".join([f"# {name}", "", f"{time.strftime('%Y-%m-%d')}, {machine()}", "", *lines, *(["", note] if note else []), ""])
+    text = "\n".join(
+        [
+            f"# {name}",
+            "",
+            f"{time.strftime('%Y-%m-%d')}, {machine()}",
+            "",
+            *lines,
+            *(["", note] if note else []),
+            "",
+        ]
+    )
     print(text)
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / f"{name}.md").write_text(text)

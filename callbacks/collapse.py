@@ -38,11 +38,12 @@ class CollapseMonitor(Callback):
             float(trainer.callback_metrics[f"train/{k}"]) for k in ("loss", "teacher_entropy", "kl", "feature_std")
         )
         uniform = math.log(pl_module.loss.center.shape[-1])
+        at_uniform = abs(loss - uniform) < self.tolerance and kl < self.tolerance
         signs = {
-            f"the loss sits at ln(out_dim) = {uniform:.3f}: the teacher says the same of every image; lower "
-            "teacher_temp or model.lr": abs(loss - uniform) < self.tolerance and kl < self.tolerance,
-            "the teacher's entropy is 0: all images fall on one prototype; raise teacher_temp or check the centre": entropy
-            < self.tolerance,
+            f"the loss sits at ln(out_dim) = {uniform:.3f}, the teacher says the same of every image; "
+            "lower model.teacher_temp or model.lr": at_uniform,
+            "the teacher's entropy is 0, all images fall on one prototype; "
+            "raise model.teacher_temp or check the centre": entropy < self.tolerance,
             "the embeddings have collapsed to a point; lower model.lr": spread < self.min_feature_std,
         }
         for message, present in signs.items():

@@ -11,7 +11,13 @@ from torch import Tensor
 from callbacks.run_folder import run_folder, write_npz
 
 MAP_COLOURS = torch.tensor(  # viridis at 0, 1/4, ..., 1: even in lightness and colour-blind safe
-    [[0.267, 0.005, 0.329], [0.229, 0.322, 0.546], [0.128, 0.567, 0.551], [0.369, 0.789, 0.383], [0.993, 0.906, 0.144]]
+    [
+        [0.267, 0.005, 0.329],
+        [0.229, 0.322, 0.546],
+        [0.128, 0.567, 0.551],
+        [0.369, 0.789, 0.383],
+        [0.993, 0.906, 0.144],
+    ]
 )
 
 

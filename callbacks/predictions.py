@@ -12,7 +12,7 @@ from callbacks.run_folder import run_folder, write_npz
 
 
 class PredictionFiles(BasePredictionWriter):
-    """One ``predictions/rankR-batchN.npz`` per batch, each whole: keys, labels, embeddings, and maps with their names."""
+    """One ``predictions/rankR-batchN.npz`` per batch, each whole: keys, labels, embeddings, maps and their names."""
 
     def __init__(self) -> None:
         super().__init__("batch")

@@ -12,7 +12,16 @@ from lightning.pytorch.cli import SaveConfigCallback
 
 from callbacks.run_folder import run_folder, write_text
 
-PACKAGES = ("torch", "torchvision", "lightning", "timm", "torchmetrics", "albumentations", "webdataset", "mamba-ssm")
+PACKAGES = (
+    "torch",
+    "torchvision",
+    "lightning",
+    "timm",
+    "torchmetrics",
+    "albumentations",
+    "webdataset",
+    "mamba-ssm",
+)
 
 
 def git_revision() -> str:
@@ -20,7 +29,11 @@ def git_revision() -> str:
     here = Path(__file__).parent
     try:
         run = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--abbrev=40"], cwd=here, capture_output=True, text=True, check=True
+            ["git", "describe", "--always", "--dirty", "--abbrev=40"],
+            cwd=here,
+            capture_output=True,
+            text=True,
+            check=True,
         )
     except (OSError, subprocess.CalledProcessError):
         return "unknown"

@@ -141,7 +141,7 @@ def imagefolder(
     root = Path(src)
     images = _images_by_class(root)
     order = np.random.default_rng(seed).permutation(len(images)) if shuffle else np.arange(len(images))
-    samples = (_sample(i, *images[at], root) for i, at in enumerate(order))
+    samples = (_sample(i, images[at][0], images[at][1], root) for i, at in enumerate(order))
     write_split(Path(out), split, samples, samples_per_shard, overwrite)
 
 

@@ -156,7 +156,10 @@ def shard_lengths(folder: Path, paths: Sequence[Path]) -> list[int]:
     known = _info_lengths(folder)
     if all(p.name in known for p in paths):
         return [known[p.name] for p in paths]
-    kept_in = [folder / COUNTS_FILE, _user_cache() / (str(folder.resolve()).strip("/").replace("/", "_") + ".json")]
+    kept_in = [
+        folder / COUNTS_FILE,
+        _user_cache() / (str(folder.resolve()).strip("/").replace("/", "_") + ".json"),
+    ]
     kept: dict[str, list[int]] = {}
     for file in kept_in:
         if file.is_file():
@@ -233,7 +236,9 @@ class ShardReader:
             if field in fields:
                 data[field] = os.pread(file, size, offset)
                 if len(data[field]) != size:
-                    raise ShardError(f"sample {sample.key!r} in shard {path} is cut off; fetch or write the shard again")
+                    raise ShardError(
+                        f"sample {sample.key!r} in shard {path} is cut off; fetch or write the shard again"
+                    )
         return RawSample(path, sample.key, data)
 
     def close(self) -> None:

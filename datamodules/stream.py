@@ -35,7 +35,7 @@ class View(Protocol):
 class MultiCropView:
     """``crops``: the views of DINO, (3, size, size) uint8 each; and ``label``."""
 
-    fields = (*IMAGE_FIELDS, "cls")
+    fields: tuple[str, ...] = (*IMAGE_FIELDS, "cls")
 
     def __init__(self, config: MultiCropConfig) -> None:
         self.crops = MultiCrop(config)
@@ -52,7 +52,7 @@ class MultiCropView:
 class ProbeView:
     """``image`` under the probe's augmentation, and ``label``."""
 
-    fields = (*IMAGE_FIELDS, "cls")
+    fields: tuple[str, ...] = (*IMAGE_FIELDS, "cls")
 
     def __init__(self, size: int, scale: tuple[float, float]) -> None:
         self.crop = ProbeCrop(size, scale)
@@ -73,7 +73,7 @@ class EvalView:
         labels_required: a sample without class is an error; otherwise its label is -1.
     """
 
-    fields = (*IMAGE_FIELDS, "cls", "mask.png")
+    fields: tuple[str, ...] = (*IMAGE_FIELDS, "cls", "mask.png")
 
     def __init__(self, transform: EvalTransform, masks_required: bool = False, labels_required: bool = True) -> None:
         self.transform, self.masks_required, self.labels_required = transform, masks_required, labels_required
@@ -124,7 +124,12 @@ class ShardDataset(IterableDataset):
     """
 
     def __init__(
-        self, shards: ShardSet, view: View, plan: Callable[[int], EpochPlan], seed: int, policy: str = "strict"
+        self,
+        shards: ShardSet,
+        view: View,
+        plan: Callable[[int], EpochPlan],
+        seed: int,
+        policy: str = "strict",
     ) -> None:
         if policy not in POLICIES:
             raise ValueError(f"data.init_args.policy={policy!r}; allowed: {', '.join(POLICIES)}")
@@ -176,7 +181,12 @@ class ShardLoader:
     """
 
     def __init__(
-        self, dataset: ShardDataset, epoch: Callable[[], int], num_workers: int, pin_memory: bool, prefetch: int
+        self,
+        dataset: ShardDataset,
+        epoch: Callable[[], int],
+        num_workers: int,
+        pin_memory: bool,
+        prefetch: int,
     ) -> None:
         self.dataset = dataset
         self._loader = DataLoader(

@@ -94,7 +94,7 @@ class BinaryAUCEvaluation(FrozenBackboneModule):
         self.ignore_index = ignore_index
         self.names: list[str] = []
         self.metric: BinaryAUC | None = None
-        self._rows: list[dict[str, object]] = []
+        self._rows: list[dict[str, Any]] = []
 
     def named_maps(self, images: Tensor) -> dict[str, Tensor]:
         """All maps (B, h, w) asked for, by name, oldest block first."""
@@ -139,9 +139,9 @@ class BinaryAUCEvaluation(FrozenBackboneModule):
             for i, name in enumerate(self.names)
         ]  # fmt: skip
         for row in self._rows:
-            self.log_dict({f"maps/{row['map']}/{kind}": row[kind] for kind in kinds})  # type: ignore[misc]
+            self.log_dict({f"maps/{row['map']}/{kind}": row[kind] for kind in kinds})
         last = next(row for row in self._rows if str(row["map"]).startswith(f"block{self.blocks[-1]}/"))
-        self.log("val/auc_of_mean_normalized", last["auc_of_mean_normalized"], prog_bar=True)  # type: ignore[arg-type]
+        self.log("val/auc_of_mean_normalized", last["auc_of_mean_normalized"], prog_bar=True)
 
     test_step = validation_step
     on_test_epoch_end = on_validation_epoch_end

@@ -106,7 +106,13 @@ class DINO(LightningModule):
             if not 0 < temp < student_temp:
                 raise ValueError(f"{name}={temp} must lie between 0 and student_temp={student_temp}, or DINO collapses")
         head = DINOHead(
-            backbone.embed_dim, out_dim, hidden_dim, bottleneck_dim, head_layers, use_bn_in_head, norm_last_layer
+            backbone.embed_dim,
+            out_dim,
+            hidden_dim,
+            bottleneck_dim,
+            head_layers,
+            use_bn_in_head,
+            norm_last_layer,
         )
         self.student = MultiCropNetwork(backbone, head)
         self.teacher = copy.deepcopy(self.student).requires_grad_(False).eval()
@@ -155,14 +161,17 @@ class DINO(LightningModule):
         return linear_warmup(self._epoch, hp.warmup_teacher_temp_epochs, hp.warmup_teacher_temp, hp.teacher_temp)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        decayed, free = [], []
+        decayed: list[Tensor] = []
+        free: list[Tensor] = []
         for name, parameter in self.student.named_parameters():
             if parameter.requires_grad:
                 (free if parameter.ndim <= 1 or name.endswith(".bias") else decayed).append(parameter)
-        groups = [{"params": decayed}, {"params": free, "weight_decay": 0.0}]
+        groups: list[dict[str, Any]] = [{"params": decayed}, {"params": free, "weight_decay": 0.0}]
         batch = self.hparams.global_batch_size or getattr(self.trainer.datamodule, "batch_size", None)
         if batch is None:
-            raise ValueError("global_batch_size is not set and the data have no batch_size: set model.global_batch_size")
+            raise ValueError(
+                "global_batch_size is not set and the data have no batch_size: set model.global_batch_size"
+            )
         self.global_batch_size = int(batch)
         self._peak_lr = self.hparams.lr * self.global_batch_size / 256
         total = self.trainer.estimated_stepping_batches
@@ -206,7 +215,10 @@ class DINO(LightningModule):
             )
 
     def configure_gradient_clipping(
-        self, optimizer: torch.optim.Optimizer, gradient_clip_val: Any = None, gradient_clip_algorithm: Any = None
+        self,
+        optimizer: torch.optim.Optimizer,
+        gradient_clip_val: Any = None,
+        gradient_clip_algorithm: Any = None,
     ) -> None:
         """Clips each parameter by itself, then drops the prototypes' gradients while they are frozen."""
         if gradient_clip_val is not None:

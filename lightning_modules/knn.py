@@ -41,7 +41,7 @@ class KNN(FrozenBackboneModule):
         if not k or min(k) < 1:
             raise ValueError(f"model.init_args.k={k}: wanted positive numbers of neighbours")
         self.num_classes, self.k, self.temperature = num_classes, list(k), temperature
-        self._rows: list[dict[str, object]] = []
+        self._rows: list[dict[str, Any]] = []
         self._reset()
 
     def _reset(self) -> None:
@@ -69,7 +69,9 @@ class KNN(FrozenBackboneModule):
         self._rows = []
         for k, vote in zip(self.k, votes, strict=True):
             accuracy = topk_accuracy(vote, answers) if len(answers) else {"top1": 0.0, "top5": 0.0}
-            hits = torch.tensor([[v * len(answers) for v in accuracy.values()]], device=self.device, dtype=torch.float64)
+            hits = torch.tensor(
+                [[v * len(answers) for v in accuracy.values()]], device=self.device, dtype=torch.float64
+            )
             top1, top5 = (gather_rows(hits).sum(0) / total).tolist()
             self._rows.append({"k": k, "top1": top1, "top5": top5, "queries": int(total), "bank": len(bank)})
             self.log(f"val/knn{k}_top1", top1)

@@ -3,7 +3,7 @@
 Shapes: B images a device, D embed_dim, C classes.
 """
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -97,9 +97,7 @@ class LinearProbe(FrozenBackboneModule):
             if unknown := [part for part in head.parts if part not in POOLS]:
                 raise ValueError(f"heads: pooling={head.pooling!r}: {unknown[0]!r} is not one of {', '.join(POOLS)}")
             if not 1 <= head.n_last_blocks <= backbone.depth:
-                raise ValueError(
-                    f"heads: n_last_blocks={head.n_last_blocks}; the backbone has {backbone.depth} blocks"
-                )
+                raise ValueError(f"heads: n_last_blocks={head.n_last_blocks}; the backbone has {backbone.depth} blocks")
         names = [head.name for head in heads]
         if len(set(names)) < len(names):
             raise ValueError(f"heads: {next(n for n in names if names.count(n) > 1)} is listed twice")
@@ -123,9 +121,15 @@ class LinearProbe(FrozenBackboneModule):
     def configure_optimizers(self) -> Any:
         batch = self.hparams.global_batch_size or getattr(self.trainer.datamodule, "batch_size", None)
         if batch is None:
-            raise ValueError("global_batch_size is not set and the data have no batch_size: set model.global_batch_size")
+            raise ValueError(
+                "global_batch_size is not set and the data have no batch_size: set model.global_batch_size"
+            )
         groups = [
-            {"params": list(head.parameters()), "lr": spec.lr * batch / 256, "weight_decay": spec.weight_decay}
+            {
+                "params": list(head.parameters()),
+                "lr": spec.lr * batch / 256,
+                "weight_decay": spec.weight_decay,
+            }
             for head, spec in zip(self.heads, self.specs, strict=True)
         ]
         optimizer = torch.optim.SGD(groups, momentum=self.hparams.momentum)
@@ -184,12 +188,16 @@ class LinearProbe(FrozenBackboneModule):
                 continue
             best = max(range(len(top1)), key=top1.__getitem__)
             rows.append(
-                {
-                    "head": spec.name, "n_last_blocks": spec.n_last_blocks, "pooling": spec.pooling, "lr": spec.lr,
-                    "weight_decay": spec.weight_decay, "batch_norm": spec.batch_norm, "top1_best": top1[best], "top5_best": self.history[best][i][1],
-                    "best_epoch": best, "top1_last": top1[-1], "top5_last": self.history[-1][i][1],
+                {"head": spec.name}
+                | asdict(spec)
+                | {
+                    "top1_best": top1[best],
+                    "top5_best": self.history[best][i][1],
+                    "best_epoch": best,
+                    "top1_last": top1[-1],
+                    "top5_last": self.history[-1][i][1],
                 }
-            )  # fmt: skip
+            )
         return rows
 
     def predict_step(self, batch: dict[str, Any], batch_idx: int) -> dict[str, Any]:

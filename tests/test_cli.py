@@ -81,11 +81,30 @@ def run(command, task, shards, out, backbone="vim", *extra):
     tiny = out / f"{task}-{backbone}.yaml"
     tiny.write_text(TINY.format(root=shards))
     (out / f"{task}-extra.yaml").write_text(EXTRA[task])
-    (out / f"{backbone}.yaml").write_text(f"model: {{init_args: {{backbone: {{class_path: backbones.{BACKBONES[backbone]}}}}}}}")
+    (out / f"{backbone}.yaml").write_text(
+        f"model: {{init_args: {{backbone: {{class_path: backbones.{BACKBONES[backbone]}}}}}}}"
+    )
     data = "demo_s" if task == "binary_auc" else "demo"
-    files = [CONFIGS / "base.yaml", CONFIGS / f"task/{task}.yaml", CONFIGS / f"data/{data}.yaml", out / f"{backbone}.yaml", tiny, out / f"{task}-extra.yaml"]
+    files = [
+        CONFIGS / "base.yaml",
+        CONFIGS / f"task/{task}.yaml",
+        CONFIGS / f"data/{data}.yaml",
+        out / f"{backbone}.yaml",
+        tiny,
+        out / f"{task}-extra.yaml",
+    ]
     args = [a for f in files for a in ("-c", str(f))]
-    cli.main([command, *args, "--trainer.logger.init_args.save_dir", str(out), "--trainer.logger.init_args.name", f"{task}-{backbone}", *extra])
+    cli.main(
+        [
+            command,
+            *args,
+            "--trainer.logger.init_args.save_dir",
+            str(out),
+            "--trainer.logger.init_args.name",
+            f"{task}-{backbone}",
+            *extra,
+        ]
+    )
     return out / f"{task}-{backbone}"
 
 
@@ -102,7 +121,11 @@ def test_pretraining_leaves_a_record(pretrained, shards):
     config = yaml.safe_load((pretrained / "config.yaml").read_text())
     assert config["model"]["init_args"]["out_dim"] == 16
     maps = np.load(pretrained / "feature_maps.npz")
-    assert maps["images"].shape == (8, 16, 16, 3) and maps["maps"].shape == (8, 4, 4) and maps["masks"].shape == (8, 16, 16)
+    assert (
+        maps["images"].shape == (8, 16, 16, 3)
+        and maps["maps"].shape == (8, 4, 4)
+        and maps["masks"].shape == (8, 16, 16)
+    )
 
 
 def test_checkpoint_reloads_without_yaml_and_without_code(pretrained, tmp_path):
@@ -127,7 +150,17 @@ def test_checkpoint_holds_what_a_resume_needs(pretrained, shards):
     content = torch.load(pretrained / "checkpoints/last.ckpt", weights_only=True, map_location="cpu")
     assert content["global_step"] == 6 and content["state_dict"]["loss.center"].any()
     before = {k: v.clone() for k, v in content["state_dict"].items()}
-    folder = run("fit", "dino", shards, pretrained.parent, "vim", "--ckpt_path", str(pretrained / "checkpoints/last.ckpt"), "--trainer.max_epochs", "3")
+    folder = run(
+        "fit",
+        "dino",
+        shards,
+        pretrained.parent,
+        "vim",
+        "--ckpt_path",
+        str(pretrained / "checkpoints/last.ckpt"),
+        "--trainer.max_epochs",
+        "3",
+    )
     after = torch.load(folder / "checkpoints/last.ckpt", weights_only=True, map_location="cpu")
     assert after["global_step"] == 9
     assert not torch.equal(after["state_dict"]["loss.center"], before["loss.center"])
@@ -153,12 +186,19 @@ def read_results(folder):
 
 @pytest.mark.parametrize("source", ["initialised", "pretrained"])
 def test_linear_probe(source, shards, pretrained, tmp_path):
-    extra = ["--model.init_args.backbone_weights", str(pretrained / "checkpoints/last.ckpt")] if source == "pretrained" else []
+    extra = (
+        ["--model.init_args.backbone_weights", str(pretrained / "checkpoints/last.ckpt")]
+        if source == "pretrained"
+        else []
+    )
     folder = run("fit", "linear_probe", shards, tmp_path, "vim", *extra)
     rows = read_results(folder)["rows"]
     assert [r["head"] for r in rows] == ["n1_cls_lr1_wd0", "n2_cls+mean_lr1_wd0.0001", "n1_max_lr0.1_wd0"]
     for row in rows:
-        assert 0 <= row["top1_last"] <= row["top1_best"] <= row["top5_best"] <= 1 and row["best_epoch"] in (0, 1)
+        assert 0 <= row["top1_last"] <= row["top1_best"] <= row["top5_best"] <= 1 and row["best_epoch"] in (
+            0,
+            1,
+        )
     path = folder / "checkpoints/last.ckpt"
     torch.load(path, weights_only=True)
     module = LinearProbe.load_from_checkpoint(path, map_location="cpu", weights_only=True)
@@ -246,8 +286,15 @@ def test_two_processes_train_and_validate(shards, tmp_path):
         port = str(s.getsockname()[1])
     (tmp_path / "tiny.yaml").write_text(TINY.format(root=shards))
     (tmp_path / "extra.yaml").write_text(EXTRA["dino"])
-    (tmp_path / "vim.yaml").write_text(f"model: {{init_args: {{backbone: {{class_path: backbones.{BACKBONES['vim']}}}}}}}")
-    files = [CONFIGS / "base.yaml", CONFIGS / "task/dino.yaml", CONFIGS / "data/demo.yaml", *(tmp_path / f"{n}.yaml" for n in ("vim", "tiny", "extra"))]
+    (tmp_path / "vim.yaml").write_text(
+        f"model: {{init_args: {{backbone: {{class_path: backbones.{BACKBONES['vim']}}}}}}}"
+    )
+    files = [
+        CONFIGS / "base.yaml",
+        CONFIGS / "task/dino.yaml",
+        CONFIGS / "data/demo.yaml",
+        *(tmp_path / f"{n}.yaml" for n in ("vim", "tiny", "extra")),
+    ]
     command = [
         sys.executable, "-m", "cli", "fit", *[a for f in files for a in ("-c", str(f))], "--trainer.devices", "2",
         "--trainer.strategy", "ddp", "--data.init_args.batch_size", "6", "--trainer.max_epochs", "1",
@@ -267,11 +314,23 @@ def test_tensorboard(pretrained):
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
-    command = [str(Path(sys.executable).parent / "tensorboard"), "--logdir", str(pretrained), "--port", str(port), "--host", "127.0.0.1", "--load_fast", "false"]
+    command = [
+        str(Path(sys.executable).parent / "tensorboard"),
+        "--logdir",
+        str(pretrained),
+        "--port",
+        str(port),
+        "--host",
+        "127.0.0.1",
+        "--load_fast",
+        "false",
+    ]
     server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
     def ask(path, body=None):
-        request = urllib.request.Request(f"http://127.0.0.1:{port}/data/plugin/{path}", body, {"Content-Type": "application/json"})
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{port}/data/plugin/{path}", body, {"Content-Type": "application/json"}
+        )
         with urllib.request.urlopen(request, timeout=30) as answer:
             return json.loads(answer.read())
 
@@ -292,7 +351,9 @@ def test_tensorboard(pretrained):
         pictures = ask("images/tags")
         (run_name,) = [r for r, found in pictures.items() if "maps/cls_similarity" in found]
         entries = ask(f"images/images?run={run_name}&tag=maps%2Fcls_similarity&sample=0")
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/data/plugin/images/individualImage?{entries[0]['query']}") as blob:
+        with urllib.request.urlopen(
+            f"http://127.0.0.1:{port}/data/plugin/images/individualImage?{entries[0]['query']}"
+        ) as blob:
             assert Image.open(io.BytesIO(blob.read())).size == (4 * 16, 8 * 16)
         experiment = ask("hparams/experiment", b"{}")
         hparams = {h["name"] for h in experiment["hparamInfos"]}

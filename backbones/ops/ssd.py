@@ -29,7 +29,12 @@ def _check(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | N
         raise ValueError(f"ssd wants x (b,l,h,p) and B (b,l,g,n); found x {tuple(x.shape)}, B {tuple(B.shape)}")
     b, length, h, _ = x.shape
     g = B.shape[2]
-    wanted = {"dt": (dt, (b, length, h)), "A": (A, (h,)), "B": (B, (b, length, g, B.shape[3])), "C": (C, tuple(B.shape))}
+    wanted = {
+        "dt": (dt, (b, length, h)),
+        "A": (A, (h,)),
+        "B": (B, (b, length, g, B.shape[3])),
+        "C": (C, tuple(B.shape)),
+    }
     if D is not None:
         wanted["D"] = (D, (h,))
     for name, (tensor, shape) in wanted.items():
@@ -112,7 +117,11 @@ class _MaskedProduct(torch.autograd.Function):
         b, h, length, _ = dy.shape
         g = ctx.groups
         dx = M.transpose(-1, -2) @ dy
-        dcum = ((dy * y).sum(-1, dtype=decay.dtype) - (x * dx).sum(-1, dtype=decay.dtype)) if ctx.needs_input_grad[1] else None
+        dcum = (
+            ((dy * y).sum(-1, dtype=decay.dtype) - (x * dx).sum(-1, dtype=decay.dtype))
+            if ctx.needs_input_grad[1]
+            else None
+        )
         dscores = None
         if ctx.needs_input_grad[0]:
             dM = (dy @ x.transpose(-1, -2)).view(b, g, h // g, length, length)

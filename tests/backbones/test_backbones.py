@@ -12,7 +12,9 @@ from backbones import LinearVisionTransformer, MambaReg, TimmModel, VisionMamba,
 from backbones.tokens import register_positions, resample_pos_embed
 
 FAMILIES = {
-    "vit": lambda **k: VisionTransformer(**{"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 3, "num_heads": 3, **k}),
+    "vit": lambda **k: VisionTransformer(
+        **{"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 3, "num_heads": 3, **k}
+    ),
     "linear_vit": lambda **k: LinearVisionTransformer(
         **{"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 3, "num_heads": 3, **k}
     ),
@@ -20,7 +22,16 @@ FAMILIES = {
         **{"img_size": 32, "patch_size": 8, "embed_dim": 16, "depth": 3, "d_state": 8, "headdim": 8, **k}
     ),
     "mambar": lambda **k: MambaReg(
-        **{"img_size": 32, "patch_size": 8, "embed_dim": 16, "depth": 3, "d_state": 8, "headdim": 8, "num_registers": 3, **k}
+        **{
+            "img_size": 32,
+            "patch_size": 8,
+            "embed_dim": 16,
+            "depth": 3,
+            "d_state": 8,
+            "headdim": 8,
+            "num_registers": 3,
+            **k,
+        }
     ),
     "timm": lambda **k: TimmModel("test_vit", **k),
 }

@@ -9,7 +9,15 @@ import torch
 import torch.nn.functional as F
 
 from backbones.mixers import BidirectionalMamba2
-from backbones.ops import causal_conv, causal_conv_reference, gated_rms_norm, rms_norm, ssd, ssd_matrix, ssd_recurrent
+from backbones.ops import (
+    causal_conv,
+    causal_conv_reference,
+    gated_rms_norm,
+    rms_norm,
+    ssd,
+    ssd_matrix,
+    ssd_recurrent,
+)
 
 ssd_module = sys.modules["backbones.ops.ssd"]
 LENGTHS = (1, 2, 15, 16, 17, 197, 198, 208, 1025)
@@ -215,7 +223,10 @@ def test_mixer_mixing_is_what_it_does():
     mixer = BidirectionalMamba2(16, d_state=8, headdim=8).double()
     with torch.no_grad():
         mixer.conv1d_b.weight.copy_(mixer.conv1d.weight)
-        for conv in (mixer.conv1d, mixer.conv1d_b):  # only the present token, so both directions see the same x
+        for conv in (
+            mixer.conv1d,
+            mixer.conv1d_b,
+        ):  # only the present token, so both directions see the same x
             conv.weight[..., :-1] = 0
         mixer.conv1d_b.weight.copy_(mixer.conv1d.weight)
         mixer.conv1d_b.bias.copy_(mixer.conv1d.bias)

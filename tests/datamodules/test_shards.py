@@ -44,7 +44,12 @@ def write_uneven(folder, split, sizes, masks=False):
         start += size
     path = folder / "_info.json"
     info = json.loads(path.read_text()) if path.exists() else {"splits": {}}
-    info["splits"][split] = {"name": split, "num_samples": start, "filenames": names, "shard_lengths": list(sizes)}
+    info["splits"][split] = {
+        "name": split,
+        "num_samples": start,
+        "filenames": names,
+        "shard_lengths": list(sizes),
+    }
     path.write_text(json.dumps(info))
 
 
@@ -58,7 +63,7 @@ class FakeTrainer:
         self.global_rank, self.world_size = rank, world_size
         self.lightning_module = torch.nn.Linear(1, 1)
 
-    class strategy:  # noqa: N801
+    class strategy:
         root_device = torch.device("cpu")
 
 
@@ -151,7 +156,9 @@ def test_plans(tmp_path, sizes, world):
         parts = [evaluation_plan(shards, batch, r, world) for r in range(world)]
         assert sorted(np.concatenate([p.order for p in parts])) == list(range(sum(sizes)))
         assert len({len(p.bounds) for p in parts}) == 1
-        assert all(np.array_equal(np.concatenate([p.batch(i) for i in range(len(p.bounds) - 1)]), p.order) for p in parts)
+        assert all(
+            np.array_equal(np.concatenate([p.batch(i) for i in range(len(p.bounds) - 1)]), p.order) for p in parts
+        )
         if batch * world <= sum(sizes):
             trains = [train_plan(shards, batch, r, world, 0, 0, 8) for r in range(world)]
             used = np.concatenate([t.order for t in trains])

@@ -20,7 +20,11 @@ from lightning_modules.ema import ema_update
 from lightning_modules.schedules import cosine_schedule, linear_warmup
 
 QUIET = dict(
-    logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False, accelerator="cpu"
+    logger=False,
+    enable_checkpointing=False,
+    enable_progress_bar=False,
+    enable_model_summary=False,
+    accelerator="cpu",
 )
 
 
@@ -61,9 +65,7 @@ def test_ema_moves_by_one_minus_momentum():
         for p in module.student.parameters():
             p.add_(torch.randn_like(p))
     ema_update(module.teacher, module.student, 0.9)
-    for t, old, s in zip(
-        module.teacher.parameters(), before.parameters(), module.student.parameters(), strict=True
-    ):
+    for t, old, s in zip(module.teacher.parameters(), before.parameters(), module.student.parameters(), strict=True):
         torch.testing.assert_close(t - old, 0.1 * (s - old), atol=1e-14, rtol=1e-12)
 
 
@@ -113,7 +115,12 @@ def test_center_is_the_mean_over_micro_batches():
 
 def test_head():
     head = DINOHead(6, out_dim=9, hidden_dim=7, bottleneck_dim=5)
-    assert set(head.state_dict()) >= {"mlp.0.weight", "mlp.4.bias", "last_layer.weight_g", "last_layer.weight_v"}
+    assert set(head.state_dict()) >= {
+        "mlp.0.weight",
+        "mlp.4.bias",
+        "last_layer.weight_g",
+        "last_layer.weight_v",
+    }
     assert not head.last_layer.weight_g.requires_grad
     x = torch.randn(3, 6)
     z = F.normalize(head.mlp(x), dim=-1)
@@ -291,7 +298,12 @@ def test_two_processes_equal_one(tmp_path):
     for world in ("1", "2"):
         out = tmp_path / f"{world}.pt"
         run = subprocess.run(
-            [sys.executable, str(script), world, str(out)], env=env, cwd=root, timeout=240, capture_output=True, text=True
+            [sys.executable, str(script), world, str(out)],
+            env=env,
+            cwd=root,
+            timeout=240,
+            capture_output=True,
+            text=True,
         )
         assert run.returncode == 0, run.stderr[-3000:]
         states.append(torch.load(out, weights_only=True))

@@ -67,9 +67,7 @@ def build(tensors, meta):
         center_momentum=number(r"center momentum (\S+)", optim),
         clip_grad=float(meta["clip"].split()[0]),
         freeze_last_layer_epochs=int(meta["freeze_last_layer_epochs"]),
-        num_global_crops=sum(
-            v.shape[-1] == max(sides) for k, v in tensors.items() if k.startswith("step00/crop")
-        ),
+        num_global_crops=sum(v.shape[-1] == max(sides) for k, v in tensors.items() if k.startswith("step00/crop")),
         global_batch_size=batch,
     )
     assert global_size == max(sides)

@@ -48,7 +48,9 @@ def test_equals_sklearn(kind):
 @pytest.mark.parametrize("size", [(1, 2), (2, 1), (1, 1), (14, 14), (61, 3)])
 def test_odd_grids(size):
     scores, masks = make("tied", b=20, h=size[0], w=size[1], seed=3)
-    torch.testing.assert_close(binary_auc(scores, masks), sklearn_auc(scores, masks), atol=1e-12, rtol=0, equal_nan=True)
+    torch.testing.assert_close(
+        binary_auc(scores, masks), sklearn_auc(scores, masks), atol=1e-12, rtol=0, equal_nan=True
+    )
 
 
 def test_one_class_is_nan_and_infinities_are_ordered():
