@@ -127,7 +127,7 @@ def draw_curves(run: Path, path: Path) -> None:
     if "val/knn_top1" in values:
         steps, accuracy = zip(*values["val/knn_top1"], strict=True)
         right.plot(steps, 100 * np.array(accuracy), "o-", color="#d55e00")
-    right.set(xlabel="optimiser step", ylabel="k-NN top-1, each image against the others (%)")
+    right.set(xlabel="optimiser step", ylabel="k-NN top-1 on validation (%)")
     for axis in (left, right):
         axis.spines[["top", "right"]].set_visible(False)
     fig.tight_layout()
@@ -169,13 +169,15 @@ h1 {{ font-size: 1.6rem; }} h2 {{ font-size: 1.2rem; margin-top: 2rem; }}
 table {{ border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }}
 th, td {{ padding: .35rem .5rem; border-bottom: 1px solid #ddd; text-align: right; }}
 th[scope=row], thead th:first-child {{ text-align: left; font-weight: 400; }}
+.scroll {{ overflow-x: auto; }}
+@media (max-width: 480px) {{ table {{ font-size: .75rem; }} th, td {{ padding: .3rem .15rem; }} }}
 img {{ max-width: 100%; height: auto; }} p.note {{ color: #555; font-size: .9rem; overflow-wrap: anywhere; }}
 </style></head><body>
 <h1>dinomamba demo: before and after DINO pretraining</h1>
 <p>A small Vim (bidirectional Mamba-2) was pretrained with DINO on the embedded scenes, without labels, for
 {report["pretrain_seconds"]:.0f} seconds on this machine. Both columns are the same network with the same seed
 ({report["seed"]}); the first is its random initialisation. The scores are over {report["images"]} validation images.</p>
-<table><thead><tr><th>metric</th><th>untrained</th><th>pretrained</th><th>difference</th></tr></thead><tbody>{body}</tbody></table>
+<div class="scroll"><table><thead><tr><th>metric</th><th>untrained</th><th>pretrained</th><th>change</th></tr></thead><tbody>{body}</tbody></table></div>
 <p class="note">Binary-AUC scores the cosine of the class feature with each patch's, last block, against the object's
 mask. The same maps with their pixels shuffled score {report["shuffled_auc"]:.3f} in the mean, but
 {report["shuffled_auc_normalized"]:.3f} in the mean of max(AUC, 1−AUC): read that form beside this number. The sign of a

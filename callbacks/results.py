@@ -5,6 +5,7 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
+from torch.utils.tensorboard.summary import hparams
 
 from callbacks.run_folder import run_folder, to_csv, write_text
 
@@ -15,6 +16,9 @@ class Results(Callback):
     The rows are what the module's ``results()`` returns, where it has one. The headline is the module's
     ``headline_metric``; with TensorBoard it stands beside the hyper-parameters.
     """
+
+    def __init__(self) -> None:
+        self._registered = False
 
     def _write(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not trainer.is_global_zero or trainer.sanity_checking:
@@ -32,16 +36,27 @@ class Results(Callback):
             }
             write_text(run_folder(trainer) / "results.json", json.dumps(table, indent=1))
             write_text(run_folder(trainer) / "results.csv", to_csv(rows))
-        if headline is not None:
+        if headline is not None and not self._registered:
+            self._registered = True
             for logger in trainer.loggers:
                 if isinstance(logger, TensorBoardLogger):
-                    logger.log_hyperparams(_plain(pl_module.hparams), {name: float(headline)})
+                    register_hparams(logger, _plain(pl_module.hparams), name)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._write(trainer, pl_module)
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._write(trainer, pl_module)
+
+
+def register_hparams(logger: TensorBoardLogger, values: dict[str, Any], metric: str) -> None:
+    """Shows hyper-parameters in TensorBoard beside the scalar ``metric``, which is logged elsewhere.
+
+    ``logger.log_hyperparams`` would also log the metric at step 0, and put a kink into its curve.
+    """
+    writer = logger.experiment._get_file_writer()
+    for summary in hparams(values, {metric: 0.0}):
+        writer.add_summary(summary)
 
 
 def _plain(hparams: Any, prefix: str = "") -> dict[str, Any]:
