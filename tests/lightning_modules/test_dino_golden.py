@@ -8,7 +8,7 @@ from lightning.pytorch import Callback, Trainer
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from backbones import VisionMamba
+from backbones import MambaReg, VisionMamba
 from lightning_modules import DINO
 from tests.backbones.test_golden import dims_of
 
@@ -47,8 +47,9 @@ def build(tensors, meta):
     decay = re.search(r"wd (\S+)->(\S+);", optim)
     momentum = re.search(r"momentum (\S+)->(\S+);", optim)
     sides = {v.shape[-1] for k, v in tensors.items() if k.startswith("step00/crop")}
+    family = MambaReg if "pos_embed_cls" in state else VisionMamba
     module = DINO(
-        VisionMamba(**dims_of(state)),
+        family(**dims_of(state)),
         out_dim=init["head.last_layer.weight_v"].shape[0],
         bottleneck_dim=init["head.last_layer.weight_v"].shape[1],
         hidden_dim=init["head.mlp.0.weight"].shape[0],
