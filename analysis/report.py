@@ -37,8 +37,9 @@ def _read(path: Path) -> Any:
 
 
 def _map_row(run: Path, model: str, name: str) -> dict[str, Any]:
+    """The row of a map in the last block that has it; rows run from the first block to the last."""
     rows = _read(run / f"{model}-auc" / "results.json")["rows"]
-    return next(row for row in rows if row["map"].endswith(name))
+    return next(row for row in reversed(rows) if row["map"].endswith(name))
 
 
 def collect(run: Path) -> dict[str, Any]:

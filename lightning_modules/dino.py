@@ -245,8 +245,10 @@ class DINO(LightningModule):
     # ---- validation ---------------------------------------------------------------------------------------
 
     def validation_step(self, batch: dict[str, Any], batch_idx: int) -> None:
-        if len(batch["image"]):
-            self.knn.update(self(batch["image"]), batch["label"])
+        images = batch["image"]
+        # an empty batch is recorded too: a rank whose state stays empty would miss the gathering
+        embeddings = self(images) if len(images) else images.new_empty(0, self.backbone.embed_dim)
+        self.knn.update(embeddings, batch["label"])
 
     def on_validation_epoch_end(self) -> None:
         self.log_dict({f"val/knn_{k}": v for k, v in self.knn.compute().items()}, prog_bar=True)

@@ -66,7 +66,8 @@ def topk_accuracy(scores: Tensor, labels: Tensor, topk: tuple[int, ...] = (1, 5)
 class KNNAccuracy(Metric):
     """k-NN accuracy of a set against itself, each row voted on by the others; over all processes.
 
-    ``compute`` returns ``top1`` and ``top5``; NaN with fewer than two rows.
+    ``compute`` returns ``top1`` and ``top5``; NaN with fewer than two rows. Over several processes each one calls
+    ``update`` at least once, with (0, D) where it has no rows.
     """
 
     full_state_update = False

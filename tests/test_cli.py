@@ -209,6 +209,19 @@ def test_linear_probe(source, shards, pretrained, tmp_path):
             assert torch.equal(value, teacher[f"teacher.backbone.{name}"])
 
 
+def test_every_task_starts_from_the_same_backbone(shards, tmp_path):
+    """What an evaluation calls untrained is what pretraining with the same seed starts from."""
+    still = [f"--model.init_args.{key}=0" for key in ("lr", "min_lr", "weight_decay", "weight_decay_end")]
+    pretrain = run("fit", "dino", shards, tmp_path, "vim", *still)
+    probe = run("fit", "linear_probe", shards, tmp_path)
+    before, untrained = (
+        torch.load(f / "checkpoints/last.ckpt", weights_only=True)["state_dict"] for f in (pretrain, probe)
+    )
+    for name, value in untrained.items():
+        if name.startswith("backbone."):
+            assert torch.equal(value, before[f"student.{name}"]), name
+
+
 def test_knn(shards, tmp_path):
     folder = run("validate", "knn", shards, tmp_path)
     rows = read_results(folder)["rows"]

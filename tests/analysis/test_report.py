@@ -22,13 +22,13 @@ def run(tmp_path):
             "knn": [{"k": 20, "top1": top1 + 0.05}],
             "auc": [
                 {
-                    "map": f"block3/{n}",
+                    "map": n,
                     "auc": a,
                     "auc_normalized": 0.7,
                     "auc_of_mean_normalized": max(a, 1 - a),
                     "images": 9,
                 }
-                for n, a in (("mixing", 0.9), ("similarity", auc))
+                for n, a in (("block2/similarity", 0.99), ("block3/mixing", 0.9), ("block3/similarity", auc))
             ]
             + [{"map": "shuffled", "auc": 0.501, "auc_normalized": 0.58, "auc_of_mean_normalized": 0.501, "images": 9}],
         }
