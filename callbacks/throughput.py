@@ -15,7 +15,6 @@ class Throughput(Callback):
 
     def __init__(self, every_n_steps: int = 20) -> None:
         self.every_n_steps = every_n_steps
-        self.total_images, self.total_seconds = 0, 0.0
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._mark = self._asked = time.perf_counter()
@@ -38,11 +37,4 @@ class Throughput(Callback):
         elapsed = now - self._mark
         pl_module.log("perf/images_per_second", self._images / elapsed, prog_bar=True)
         pl_module.log("perf/data_wait", self._waited / elapsed)
-        self.total_images, self.total_seconds = self.total_images + self._images, self.total_seconds + elapsed
         self._mark, self._images, self._batches, self._waited = now, 0, 0, 0.0
-
-    def state_dict(self) -> dict[str, float]:
-        return {"total_images": self.total_images, "total_seconds": self.total_seconds}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.total_images, self.total_seconds = state_dict["total_images"], state_dict["total_seconds"]

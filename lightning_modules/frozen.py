@@ -46,10 +46,6 @@ class FrozenBackboneModule(LightningModule):
         """(B, 3, H, W) to embeddings (B, D)."""
         return self.backbone(images)
 
-    def results(self) -> list[dict[str, object]]:
-        """The rows of this evaluation's table, for JSON and CSV in the run folder."""
-        raise NotImplementedError
-
 
 def gather_rows(rows: Tensor) -> Tensor:
     """Concatenates (n_r, ...) of all ranks in rank order; ranks may have different numbers of rows, or none."""
