@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 import torch
-import torch.multiprocessing as mp
 from sklearn.metrics import roc_auc_score
 
 from metrics import BinaryAUC, binary_auc, masks_to_grid
+from tests.processes import run_ranks
 
 IGNORED = 1000
 
@@ -128,35 +128,18 @@ def test_random_maps_score_one_half():
     assert result["auc_normalized"].item() > 0.55  # why the per-image form needs its control beside it
 
 
-def _rank(rank, world, port, parts, queue):
-    torch.distributed.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=world)
+def _rank(rank, parts):
     metric = BinaryAUC(3)
     scores, masks = dataset()
     start = sum(parts[:rank])
     if parts[rank]:
         metric.update(scores[start : start + parts[rank]], masks[start : start + parts[rank]])
-    result = {k: v.tolist() for k, v in metric.compute().items()}
-    queue.put((rank, result))
-    torch.distributed.destroy_process_group()
+    return {k: v.tolist() for k, v in metric.compute().items()}
 
 
 def test_uneven_and_empty_ranks():
-    import socket
-
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
-    context = mp.get_context("spawn")
-    queue = context.Queue()
-    parts = [20, 3, 0]
-    workers = [context.Process(target=_rank, args=(r, 3, port, parts, queue)) for r in range(3)]
-    for worker in workers:
-        worker.start()
-    found = dict(queue.get(timeout=120) for _ in workers)
-    for worker in workers:
-        worker.join(30)
     alone = BinaryAUC(3)
     alone.update(*dataset())
-    for result in found.values():
+    for result in run_ranks(_rank, 3, [20, 3, 0]):
         for name, value in alone.compute().items():
             np.testing.assert_allclose(result[name], value.tolist(), atol=1e-12)

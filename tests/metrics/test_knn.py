@@ -1,14 +1,12 @@
 """The weighted vote against a plain loop and scikit-learn."""
 
-import socket
-
 import numpy as np
 import pytest
 import torch
-import torch.multiprocessing as mp
 from sklearn.neighbors import KNeighborsClassifier
 
 from metrics import KNNAccuracy, knn_scores, topk_accuracy
+from tests.processes import run_ranks
 
 
 def data(n=60, q=25, d=8, classes=4, seed=0):
@@ -62,29 +60,16 @@ def test_errors():
         knn_scores(queries, bank[:0], labels[:0], 4, 3)
 
 
-def _rank(rank, port, queue):
-    torch.distributed.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+def _rank(rank):
     _, bank, labels, _ = data()
     metric = KNNAccuracy(k=5)
     part = slice(0, 60) if rank == 0 else slice(60, 60)
     metric.update(bank[part], labels[part])
-    queue.put(metric.compute()["top1"].item())
-    torch.distributed.destroy_process_group()
+    return metric.compute()["top1"].item()
 
 
 def test_a_rank_without_rows():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
-    context = mp.get_context("spawn")
-    queue = context.Queue()
-    workers = [context.Process(target=_rank, args=(r, port, queue)) for r in range(2)]
-    for worker in workers:
-        worker.start()
-    found = [queue.get(timeout=120) for _ in workers]
-    for worker in workers:
-        worker.join(30)
     _, bank, labels, _ = data()
     alone = KNNAccuracy(k=5)
     alone.update(bank, labels)
-    assert found == [pytest.approx(alone.compute()["top1"].item())] * 2
+    assert run_ranks(_rank, 2) == [pytest.approx(alone.compute()["top1"].item())] * 2
