@@ -58,7 +58,7 @@ class DINO(LightningModule):
         momentum, momentum_end: of the EMA, cosine.
         warmup_teacher_temp, teacher_temp, warmup_teacher_temp_epochs: linear per epoch, then constant.
         student_temp: the student's temperature, above the teacher's.
-        center_momentum: see DINOLoss.
+        center_momentum, centering: see DINOLoss.
         clip_grad: largest gradient norm of each parameter by itself; None or 0 for no clipping.
         freeze_last_layer_epochs: epochs in which the prototypes stay as they are.
         num_global_crops: how many of the first views the teacher sees.
@@ -94,6 +94,7 @@ class DINO(LightningModule):
         warmup_teacher_temp_epochs: int = 30,
         student_temp: float = 0.1,
         center_momentum: float = 0.9,
+        centering: str = "mean",
         clip_grad: float | None = 3.0,
         freeze_last_layer_epochs: int = 1,
         num_global_crops: int = 2,
@@ -116,7 +117,7 @@ class DINO(LightningModule):
         )
         self.student = MultiCropNetwork(backbone, head)
         self.teacher = copy.deepcopy(self.student).requires_grad_(False).eval()
-        self.loss = DINOLoss(out_dim, student_temp, center_momentum)
+        self.loss = DINOLoss(out_dim, student_temp, center_momentum, centering)
         self.knn = KNNAccuracy(k=knn_k)
 
     @property

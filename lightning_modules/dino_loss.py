@@ -1,4 +1,4 @@
-"""DINO's loss: cross-entropy between centred, sharpened teacher outputs and student outputs across views.
+"""DINO's loss: cross-entropy between balanced, sharpened teacher outputs and student outputs across views.
 
 Shapes: G global views, V all views (global first), B images a device, K out_dim.
 """
@@ -9,6 +9,34 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+CENTERINGS = ("mean", "sinkhorn")
+
+
+def _all_reduce(t: Tensor, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Tensor:
+    """``t`` reduced in place over all devices."""
+    if dist.is_available() and dist.is_initialized():
+        dist.all_reduce(t, op)
+    return t
+
+
+@torch.no_grad()
+def sinkhorn_knopp(logits: Tensor, iterations: int = 3) -> Tensor:
+    """Log-probabilities (N, K) that use all K prototypes about equally over the N samples of all devices.
+
+    The Sinkhorn-Knopp iteration of SwAV (Caron et al. 2020, algorithm 1), as in DINOv2: exp(logits) is normalised
+    over samples, then over prototypes, ``iterations`` times. In the log domain, so no column underflows at small
+    temperatures.
+
+    Args:
+        logits: (N, K), already divided by the temperature; N may differ between devices.
+        iterations: pairs of normalisations.
+    """
+    for _ in range(iterations):
+        top = _all_reduce(logits.amax(0), dist.ReduceOp.MAX)
+        total = _all_reduce((logits - top).exp().sum(0))
+        logits = (logits - top - total.log()).log_softmax(-1)
+    return logits
 
 
 class LossParts(NamedTuple):
@@ -28,17 +56,28 @@ class DINOLoss(nn.Module):
     ``forward`` only reads the centre. Teacher outputs are gathered by ``observe`` in each micro-batch and enter the
     centre in ``update_center``, once per optimiser step, over all devices.
 
+    With ``centering="sinkhorn"`` the teacher's outputs are balanced within the micro-batch by
+    :func:`sinkhorn_knopp` in place of the running centre (DINOv2), which small batches and short runs need.
+
     Args:
         out_dim: K.
         student_temp: the student's temperature.
         center_momentum: the share of the old centre that stays.
+        centering: "mean" (the running centre) or "sinkhorn".
+
+    Raises:
+        ValueError: for another ``centering``.
     """
 
     center: Tensor
 
-    def __init__(self, out_dim: int, student_temp: float = 0.1, center_momentum: float = 0.9) -> None:
+    def __init__(
+        self, out_dim: int, student_temp: float = 0.1, center_momentum: float = 0.9, centering: str = "mean"
+    ) -> None:
         super().__init__()
-        self.student_temp, self.center_momentum = student_temp, center_momentum
+        if centering not in CENTERINGS:
+            raise ValueError(f"centering={centering!r}; allowed: {', '.join(CENTERINGS)}")
+        self.student_temp, self.center_momentum, self.centering = student_temp, center_momentum, centering
         self.register_buffer("center", torch.zeros(1, out_dim))
         self._sum: Tensor | None = None
         self._count = 0
@@ -48,8 +87,12 @@ class DINOLoss(nn.Module):
         student, teacher = (t.float() if t.dtype in (torch.float16, torch.bfloat16) else t for t in (student, teacher))
         batch = student.shape[0] // views
         log_student = F.log_softmax(student / self.student_temp, -1).view(views, batch, -1)
-        logits = ((teacher.detach() - self.center) / teacher_temp).view(-1, batch, teacher.shape[-1])
-        target, log_target = logits.softmax(-1), logits.log_softmax(-1)
+        if self.centering == "sinkhorn":
+            log_target = sinkhorn_knopp(teacher.detach() / teacher_temp)
+        else:
+            log_target = ((teacher.detach() - self.center) / teacher_temp).log_softmax(-1)
+        log_target = log_target.view(-1, batch, teacher.shape[-1])
+        target = log_target.exp()
         global_views = target.shape[0]
         # sum over pairs v != g of -target_g · log_student_v = all pairs less the diagonal
         everyone = (target.sum(0) * log_student.sum(0)).sum(-1)
@@ -61,7 +104,9 @@ class DINOLoss(nn.Module):
 
     @torch.no_grad()
     def observe(self, teacher: Tensor) -> None:
-        """Gathers teacher logits (G·B, K) for the next update of the centre."""
+        """Gathers teacher logits (G·B, K) for the next update of the centre; nothing to do for Sinkhorn-Knopp."""
+        if self.centering == "sinkhorn":
+            return
         total = teacher.to(self.center.dtype).sum(0, keepdim=True)
         self._sum = total if self._sum is None else self._sum + total
         self._count += teacher.shape[0]
@@ -71,9 +116,7 @@ class DINOLoss(nn.Module):
         """centre <- m · centre + (1 - m) · mean of all teacher logits observed since the last update."""
         if self._sum is None:
             return
-        packed = torch.cat([self._sum.flatten(), self._sum.new_tensor([self._count])])
-        if dist.is_available() and dist.is_initialized():
-            dist.all_reduce(packed)
+        packed = _all_reduce(torch.cat([self._sum.flatten(), self._sum.new_tensor([self._count])]))
         mean = packed[:-1] / packed[-1]
         self.center.mul_(self.center_momentum).add_(mean, alpha=1 - self.center_momentum)
         self._sum, self._count = None, 0

@@ -16,8 +16,10 @@ from lightning.pytorch import Callback, Trainer, seed_everything
 from backbones import VisionMamba, VisionTransformer
 from callbacks import CollapseMonitor
 from lightning_modules import DINO, DINOHead, DINOLoss
+from lightning_modules.dino_loss import sinkhorn_knopp
 from lightning_modules.ema import ema_update
 from lightning_modules.schedules import cosine_schedule, linear_warmup
+from tests.processes import run_ranks
 
 QUIET = dict(
     logger=False,
@@ -98,6 +100,66 @@ def test_loss_is_its_definition(views):
     t = ((teacher - loss.center) / 0.05).softmax(-1)
     torch.testing.assert_close(parts.teacher_entropy, -(t * t.log()).sum(-1).mean())
     assert parts.kl >= 0
+
+
+def sinkhorn_by_definition(logits, iterations=3):
+    """SwAV's algorithm 1 in plain numbers, float64."""
+    q = logits.double().exp()
+    for _ in range(iterations):
+        q = q / q.sum(0, keepdim=True)
+        q = q / q.sum(1, keepdim=True)
+    return q
+
+
+@pytest.mark.parametrize(("samples", "prototypes"), [(2, 3), (16, 5), (7, 64)])
+def test_sinkhorn_is_its_definition(samples, prototypes):
+    torch.manual_seed(0)
+    logits = torch.randn(samples, prototypes, dtype=torch.float64) * 5
+    torch.testing.assert_close(sinkhorn_knopp(logits).exp(), sinkhorn_by_definition(logits), atol=1e-12, rtol=0)
+    balanced = sinkhorn_knopp(logits, iterations=500).exp()
+    torch.testing.assert_close(balanced.sum(1), torch.ones(samples, dtype=torch.float64))
+    torch.testing.assert_close(balanced.sum(0), torch.full((prototypes,), samples / prototypes, dtype=torch.float64))
+
+
+def test_sinkhorn_holds_where_exponentials_underflow():
+    """One prototype nobody likes, at a temperature where exp(logit) is 0 in float32."""
+    logits = torch.tensor([[1.0, 0.9, -1.0], [0.9, 1.0, -1.0]]) / 0.005
+    assert not logits[:, 2].exp().any()
+    q = sinkhorn_knopp(logits, iterations=200).exp()
+    torch.testing.assert_close(q.sum(0), torch.full((3,), 2 / 3), atol=1e-3, rtol=0)
+
+
+def _balanced_share(rank, logits, sizes):
+    return sinkhorn_knopp(logits.split(sizes)[rank]).numpy()
+
+
+def test_sinkhorn_balances_over_ranks():
+    torch.manual_seed(0)
+    logits = torch.randn(9, 4, dtype=torch.float64) * 5
+    shares = run_ranks(_balanced_share, 2, logits, [6, 3])
+    torch.testing.assert_close(torch.cat([torch.from_numpy(s) for s in shares]), sinkhorn_knopp(logits))
+
+
+def test_sinkhorn_loss_is_its_definition():
+    torch.manual_seed(0)
+    student = torch.randn(3 * 5, 11, dtype=torch.float64, requires_grad=True)
+    teacher = torch.randn(10, 11, dtype=torch.float64)
+    loss = DINOLoss(11, centering="sinkhorn").double()
+    parts = loss(student, teacher, 3, 0.05)
+    targets, log_student = sinkhorn_by_definition(teacher / 0.05).view(2, 5, 11), (student / 0.1).log_softmax(-1)
+    pairs = [(g, v) for g in range(2) for v in range(3) if g != v]
+    expected = sum(-(targets[g] * log_student.view(3, 5, 11)[v]).sum(-1).mean() for g, v in pairs) / len(pairs)
+    torch.testing.assert_close(parts.loss, expected, atol=1e-12, rtol=0)
+    for a, b in zip(torch.autograd.grad(parts.loss, student), torch.autograd.grad(expected, student), strict=True):
+        torch.testing.assert_close(a, b, atol=1e-12, rtol=0)
+    loss.observe(teacher)
+    loss.update_center()
+    assert not loss.center.any()
+
+
+def test_unknown_centering_is_refused():
+    with pytest.raises(ValueError, match="centering='none'; allowed: mean, sinkhorn"):
+        DINOLoss(4, centering="none")
 
 
 def test_center_is_the_mean_over_micro_batches():
@@ -277,7 +339,7 @@ class Halves(torch.utils.data.IterableDataset):
         for b in batches(4, size=8, dtype=torch.float64):
             yield {{"crops": [c[rank * n:(rank + 1) * n] for c in b["crops"]]}}
 world = int(sys.argv[1])
-module = tiny(global_batch_size=8, freeze_last_layer_epochs=1).double()
+module = tiny(global_batch_size=8, freeze_last_layer_epochs=1, centering=sys.argv[3]).double()
 trainer = Trainer(max_epochs=2, devices=world, strategy="ddp" if world > 1 else "auto", precision="64-true", **QUIET)
 trainer.fit(module, torch.utils.data.DataLoader(Halves(world), batch_size=None))
 if trainer.is_global_zero:
@@ -285,7 +347,8 @@ if trainer.is_global_zero:
 """
 
 
-def test_two_processes_equal_one(tmp_path):
+@pytest.mark.parametrize("centering", ["mean", "sinkhorn"])
+def test_two_processes_equal_one(tmp_path, centering):
     """Plain ``ddp``, a frozen epoch included: weights, teacher and centre as with one process."""
     root = str(Path(__file__).parents[2])
     script = tmp_path / "worker.py"
@@ -298,7 +361,7 @@ def test_two_processes_equal_one(tmp_path):
     for world in ("1", "2"):
         out = tmp_path / f"{world}.pt"
         run = subprocess.run(
-            [sys.executable, str(script), world, str(out)],
+            [sys.executable, str(script), world, str(out), centering],
             env=env,
             cwd=root,
             timeout=240,
