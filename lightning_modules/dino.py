@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from backbones import Backbone
 from lightning_modules.dino_head import DINOHead
-from lightning_modules.dino_loss import DINOLoss
+from lightning_modules.dino_loss import DINOLoss, all_reduce
 from lightning_modules.ema import ema_update
 from lightning_modules.hparams import record_hyperparameters
 from lightning_modules.schedules import cosine_schedule, linear_warmup
@@ -206,9 +206,7 @@ class DINO(LightningModule):
 
     def _stop_if_not_finite(self, loss: Tensor) -> None:
         """All ranks stop together, before backward: neither centre, weights, teacher nor checkpoint saw this loss."""
-        finite = torch.isfinite(loss.detach()).float()
-        if dist.is_available() and dist.is_initialized():
-            dist.all_reduce(finite, dist.ReduceOp.MIN)
+        finite = all_reduce(torch.isfinite(loss.detach()).float(), dist.ReduceOp.MIN)
         if not finite.item():
             raise FloatingPointError(
                 f"the loss is {loss.item()} at step {self.trainer.global_step} (epoch {self.trainer.current_epoch}); "

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 CENTERINGS = ("mean", "sinkhorn")
 
 
-def _all_reduce(t: Tensor, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Tensor:
+def all_reduce(t: Tensor, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Tensor:
     """``t`` reduced in place over all devices."""
     if dist.is_available() and dist.is_initialized():
         dist.all_reduce(t, op)
@@ -33,8 +33,8 @@ def sinkhorn_knopp(logits: Tensor, iterations: int = 3) -> Tensor:
         iterations: pairs of normalisations.
     """
     for _ in range(iterations):
-        top = _all_reduce(logits.amax(0), dist.ReduceOp.MAX)
-        total = _all_reduce((logits - top).exp().sum(0))
+        top = all_reduce(logits.amax(0), dist.ReduceOp.MAX)
+        total = all_reduce((logits - top).exp().sum(0))
         logits = (logits - top - total.log()).log_softmax(-1)
     return logits
 
@@ -56,8 +56,8 @@ class DINOLoss(nn.Module):
     ``forward`` only reads the centre. Teacher outputs are gathered by ``observe`` in each micro-batch and enter the
     centre in ``update_center``, once per optimiser step, over all devices.
 
-    With ``centering="sinkhorn"`` the teacher's outputs are balanced within the micro-batch by
-    :func:`sinkhorn_knopp` in place of the running centre (DINOv2), which small batches and short runs need.
+    With ``centering="sinkhorn"`` the teacher's outputs are balanced within each micro-batch by
+    :func:`sinkhorn_knopp`, over all devices, in place of the running centre (DINOv2).
 
     Args:
         out_dim: K.
@@ -116,7 +116,7 @@ class DINOLoss(nn.Module):
         """centre <- m · centre + (1 - m) · mean of all teacher logits observed since the last update."""
         if self._sum is None:
             return
-        packed = _all_reduce(torch.cat([self._sum.flatten(), self._sum.new_tensor([self._count])]))
+        packed = all_reduce(torch.cat([self._sum.flatten(), self._sum.new_tensor([self._count])]))
         mean = packed[:-1] / packed[-1]
         self.center.mul_(self.center_momentum).add_(mean, alpha=1 - self.center_momentum)
         self._sum, self._count = None, 0
