@@ -5,6 +5,7 @@ Every mixer maps (B, L, D) to (B, L, D) and offers ``mixing(x, rows)``: those ro
 """
 
 import math
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -74,11 +75,25 @@ def _initial_dt_bias(heads: int, dt_min: float, dt_max: float, floor: float = 1e
     return dt + torch.log(-torch.expm1(-dt))
 
 
+class ScanInputs(NamedTuple):
+    """What one scan takes: the first arguments of :func:`backbones.ops.ssd`."""
+
+    x: Tensor  # (b,l,h,p)
+    dt: Tensor  # (b,l,h)
+    A: Tensor  # (h)
+    B: Tensor  # (b,l,g,n)
+    C: Tensor  # (b,l,g,n)
+    D: Tensor  # (h)
+
+    def matrix(self, rows: Tensor) -> Tensor:
+        """Those rows of the scan's token-mixing matrix, without D; (b,h,r,l)."""
+        return ssd_matrix(self.dt, self.A, self.B, self.C, rows)
+
+
 class BidirectionalMamba2(nn.Module):
     """Mamba-2 over the sequence and over its reverse, sharing both projections; the two gated outputs are averaged.
 
-    Parameter names are Dino-Mamba's; ``_b`` marks the backward scan. Both directions run in one SSD call, side by
-    side as two sets of heads.
+    Parameter names are Dino-Mamba's; ``_b`` marks the backward scan.
 
     Args:
         dim: D.
@@ -136,26 +151,29 @@ class BidirectionalMamba2(nn.Module):
         self.norm_b = _Weight(inner)
         self.out_proj = nn.Linear(inner, dim, bias=False)
 
-    def _scan_inputs(self, u: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """z (b,l,inner), and x, dt, A, B, C, D of both directions as 2h heads in 2g groups, the second reversed."""
+    def _scan_inputs(self, u: Tensor) -> tuple[Tensor, ScanInputs, ScanInputs]:
+        """The gate z (b,l,inner) and each direction's inputs, the second one's tokens reversed."""
         z, xBC, dt = self.in_proj(u).split([self.inner, self.inner + 2 * self.ngroups * self.d_state, self.heads], -1)
-        forward = F.silu(causal_conv(xBC, self.conv1d.weight.squeeze(1), self.conv1d.bias))
-        backward = F.silu(causal_conv(xBC.flip(1), self.conv1d_b.weight.squeeze(1), self.conv1d_b.bias))
-        state = self.ngroups * self.d_state
-        parts = [t.split([self.inner, state, state], -1) for t in (forward, backward)]
-        x, B, C = (torch.cat(both, -1) for both in zip(*parts, strict=True))
         dt = dt.to(torch.promote_types(dt.dtype, torch.float32))
-        dt = F.softplus(torch.cat([dt + self.dt_bias, dt.flip(1) + self.dt_b_bias], -1))
-        A = -torch.cat([self.A_log, self.A_log_b]).exp()
-        groups = (2 * self.ngroups, self.d_state)
-        x = x.unflatten(-1, (2 * self.heads, self.headdim))
-        return z, x, dt, A, B.unflatten(-1, groups), C.unflatten(-1, groups), torch.cat([self.D, self.D_b])
+        forward = self._direction(xBC, dt, self.conv1d, self.dt_bias, self.A_log, self.D)
+        backward = self._direction(xBC.flip(1), dt.flip(1), self.conv1d_b, self.dt_b_bias, self.A_log_b, self.D_b)
+        return z, forward, backward
+
+    def _direction(
+        self, xBC: Tensor, dt: Tensor, conv: nn.Conv1d, dt_bias: Tensor, A_log: Tensor, D: Tensor
+    ) -> ScanInputs:
+        xBC = F.silu(causal_conv(xBC, conv.weight.squeeze(1), conv.bias))
+        state = self.ngroups * self.d_state
+        x, B, C = xBC.split([self.inner, state, state], -1)
+        heads, groups = (self.heads, self.headdim), (self.ngroups, self.d_state)
+        dt, A = F.softplus(dt + dt_bias), -A_log.exp()
+        return ScanInputs(x.unflatten(-1, heads), dt, A, B.unflatten(-1, groups), C.unflatten(-1, groups), D)
 
     def scan(self, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The gate z and the outputs of both scans before gating, (B, L, inner) each and in the order of u."""
-        z, x, dt, A, B, C, D = self._scan_inputs(u)
-        y = ssd(x, dt, A, B, C, D, chunk_size=self.chunk_size, backend=self.backend).flatten(2)
-        return z, y[..., : self.inner], y[..., self.inner :].flip(1)
+        z, *both = self._scan_inputs(u)
+        y, y_b = (ssd(*inputs, self.chunk_size, self.backend).flatten(2) for inputs in both)
+        return z, y, y_b.flip(1)
 
     def forward(self, u: Tensor) -> Tensor:
         z, forward, backward = self.scan(u)
@@ -165,14 +183,11 @@ class BidirectionalMamba2(nn.Module):
 
     def mixing(self, u: Tensor, rows: Tensor | None = None) -> Tensor:
         """Rows of (M_forward + M_backward) / 2 with their skips D, before gating and normalisation."""
-        _, _, dt, A, B, C, D = self._scan_inputs(u)
+        _, forward, backward = self._scan_inputs(u)
         length = u.shape[1]
         rows = torch.arange(length, device=u.device) if rows is None else rows
-        h, g = self.heads, self.ngroups
-        forward = ssd_matrix(dt[..., :h], A[:h], B[:, :, :g], C[:, :, :g], rows)
-        backward = ssd_matrix(dt[..., h:], A[h:], B[:, :, g:], C[:, :, g:], length - 1 - rows).flip(-1)
-        M = (forward + backward) / 2
-        skip = ((D[:h] + D[h:]) / 2)[:, None, None] * F.one_hot(rows, length).to(M.dtype)
+        M = (forward.matrix(rows) + backward.matrix(length - 1 - rows).flip(-1)) / 2
+        skip = ((self.D + self.D_b) / 2)[:, None, None] * F.one_hot(rows, length).to(M.dtype)
         return M + skip
 
 

@@ -179,7 +179,7 @@ class DINO(LightningModule):
         if not math.isfinite(total):
             raise ValueError("the schedules need an end: set trainer.max_epochs or trainer.max_steps")
         self._total_steps = int(total)
-        return torch.optim.AdamW(groups, lr=self._peak_lr, fused=self.device.type == "cuda")
+        return torch.optim.AdamW(groups, lr=self._peak_lr, fused=self.device.type in ("cpu", "cuda"))
 
     # ---- one step -----------------------------------------------------------------------------------------
 

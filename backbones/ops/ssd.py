@@ -91,56 +91,60 @@ def ssd_matrix(dt: Tensor, A: Tensor, B: Tensor, C: Tensor, rows: Tensor | None 
 
 
 class _MaskedProduct(torch.autograd.Function):
-    """y = (scores * decay) X with decay_ij = exp(cum_i - cum_j) for j <= i, in few passes over (l, l) matrices.
+    """y = MX + DX with M_ij = scores_ij exp(cum_i - cum_j) dt_j for j <= i, in few passes over memory.
 
-    The gradient of cum needs no (l, l) matrix: with G = dM * M, its row sums are dy_i · y_i and its column sums
-    x_j · dx_j.
+    With G = dM * M, the gradients of cum and dt need no further (l, l) matrix: the row sums of G are dy_i · (MX)_i,
+    its column sums x_j · (M^T dy)_j.
     """
 
     @staticmethod
-    def forward(ctx, scores: Tensor, cum: Tensor, x: Tensor) -> Tensor:  # type: ignore[override]
-        """scores (b, g, l, l), cum (b, h, l), x (b, h, l, p) to (b, h, l, p)."""
+    def forward(  # type: ignore[override]
+        ctx, scores: Tensor, cum: Tensor, dt: Tensor, D: Tensor | None, x: Tensor
+    ) -> Tensor:
+        """scores (b, g, l, l), cum and dt (b, h, l), D (h), x (b, h, l, p) to (b, h, l, p)."""
         b, h, length = cum.shape
         g = scores.shape[1]
+        dt = dt.clamp(min=torch.finfo(dt.dtype).tiny)  # the backward pass divides by it
         # above the diagonal exp may overflow; tril_ overwrites it, and no gradient flows through it
-        decay = (cum[..., :, None] - cum[..., None, :]).exp_().tril_()
+        decay = (cum[..., :, None] - cum[..., None, :]).exp_().tril_().mul_(dt[..., None, :])
         M = (decay.view(b, g, h // g, length, length) * scores.unsqueeze(2)).view_as(decay).to(x.dtype)
         y = M @ x
-        ctx.save_for_backward(decay, M, x, y)
+        ctx.save_for_backward(decay, M, x, y, dt, D)
         ctx.groups = g
-        return y
+        return y if D is None else torch.addcmul(y, x, D[:, None, None].to(x.dtype))
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, dy: Tensor):  # type: ignore[override]
-        decay, M, x, y = ctx.saved_tensors
+        decay, M, x, y, dt, D = ctx.saved_tensors
         b, h, length, _ = dy.shape
         g = ctx.groups
+        dy = dy.contiguous()
         dx = M.transpose(-1, -2) @ dy
-        dcum = (
-            ((dy * y).sum(-1, dtype=decay.dtype) - (x * dx).sum(-1, dtype=decay.dtype))
-            if ctx.needs_input_grad[1]
-            else None
-        )
-        dscores = None
-        if ctx.needs_input_grad[0]:
-            dM = (dy @ x.transpose(-1, -2)).view(b, g, h // g, length, length)
-            decay = decay.view_as(dM)
-            dscores = dM[:, :, 0] * decay[:, :, 0]
-            for i in range(1, h // g):
-                dscores.addcmul_(dM[:, :, i].to(decay.dtype), decay[:, :, i])
-        return dscores, dcum, dx
+        columns = (x * dx).sum(-1, dtype=dt.dtype)
+        dcum = (dy * y).sum(-1, dtype=dt.dtype) - columns
+        dM = dy @ x.transpose(-1, -2)
+        dD = None
+        if D is not None:
+            dD = dM.diagonal(dim1=-2, dim2=-1).sum((0, 2), dtype=D.dtype)
+            dx.addcmul_(dy, D[:, None, None].to(x.dtype))
+        dM = dM.view(b, g, h // g, length, length)
+        decay = decay.view_as(dM)
+        dscores = dM[:, :, 0] * decay[:, :, 0]
+        for i in range(1, h // g):
+            dscores.addcmul_(dM[:, :, i].to(decay.dtype), decay[:, :, i])
+        return dscores, dcum, columns / dt, dD, dx
 
 
-def _quadratic(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor) -> Tensor:
+def _quadratic(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None) -> Tensor:
     """The whole sequence as one chunk: M is built and multiplied; O(l^2)."""
-    cum = torch.cumsum(dt * A, 1).transpose(1, 2)  # b h l
+    cum = torch.cumsum(dt * A, 1).transpose(1, 2).contiguous()  # b h l
     scores = C.transpose(1, 2) @ B.permute(0, 2, 3, 1)  # b g l l
-    xdt = (x * dt[..., None]).to(x.dtype).transpose(1, 2)  # b h l p
-    return _MaskedProduct.apply(scores, cum.contiguous(), xdt.contiguous()).transpose(1, 2)
+    heads_first = (dt.transpose(1, 2).contiguous(), D, x.transpose(1, 2).contiguous())  # so that each is dense
+    return _MaskedProduct.apply(scores, cum, *heads_first).transpose(1, 2)
 
 
-def _chunked(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, q: int) -> Tensor:
+def _chunked(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None, q: int) -> Tensor:
     """Quadratic inside chunks of q tokens, a recurrence of states between them; O(l q)."""
     b, length, h, p = x.shape
     g, n = B.shape[2:]
@@ -169,7 +173,10 @@ def _chunked(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, q: int) -> 
     before = torch.stack(entering, 1).view(b, c, g, h // g, p, n).to(x.dtype)
     from_before = (Cc.unsqueeze(3) @ before.transpose(-1, -2)).view(b, c, h, q, p)
     y = y + from_before * torch.exp(cum)[..., None]
-    return y.transpose(2, 3).reshape(b, c * q, h, p)[:, :length]
+    y = y.transpose(2, 3).reshape(b, c * q, h, p)
+    if D is not None:
+        y = y + D[:, None].to(y.dtype) * x
+    return y[:, :length]
 
 
 @cache
@@ -257,7 +264,6 @@ def ssd(
     with torch.autocast(x.device.type, enabled=False):
         dt, A = _at_least_float32(dt), _at_least_float32(A)
         B, C = B.to(x.dtype), C.to(x.dtype)
-        y = _quadratic(x, dt, A, B, C) if x.shape[1] <= chunk_size else _chunked(x, dt, A, B, C, chunk_size)
-        if D is not None:
-            y = y + D[:, None].to(y.dtype) * x
+        one_chunk = x.shape[1] <= chunk_size
+        y = _quadratic(x, dt, A, B, C, D) if one_chunk else _chunked(x, dt, A, B, C, D, chunk_size)
     return y.to(x.dtype)

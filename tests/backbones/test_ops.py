@@ -85,6 +85,18 @@ def test_strong_decay_gives_finite_gradients():
     assert all(g.isfinite().all() for g in grads)
 
 
+def test_zero_steps_pass_the_state_on():
+    """dt = 0 at some tokens: no input, no decay, and the gradient of dt itself as in the recurrence."""
+    arguments = inputs(21)
+    with torch.no_grad():
+        arguments[1][:, 5:9] = 0
+    weight = torch.randn(2, 21, 4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    (y, grads), (fast, fast_grads) = run(ssd_recurrent, arguments, weight), run(ssd, arguments, weight)
+    torch.testing.assert_close(fast, y, atol=1e-10, rtol=0)
+    for a, b in zip(fast_grads, grads, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-9, rtol=0)
+
+
 def test_autocast_keeps_decays_in_float32():
     arguments = [t.detach().float() for t in inputs(64)]
     with torch.autocast("cpu", torch.bfloat16):
@@ -231,7 +243,7 @@ def test_mixer_mixing_is_what_it_does():
         mixer.conv1d_b.weight.copy_(mixer.conv1d.weight)
         mixer.conv1d_b.bias.copy_(mixer.conv1d.bias)
     u = torch.randn(2, 23, 16, dtype=torch.float64)
-    x = mixer._scan_inputs(u)[1][:, :, : mixer.heads]
+    x = mixer._scan_inputs(u)[1][0]
     _, forward, backward = mixer.scan(u)
     M = mixer.mixing(u)
     y = torch.einsum("bhij,bjhp->bihp", M, x).flatten(2)
