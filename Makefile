@@ -16,7 +16,8 @@ setup: .venv/.ready ## a virtual environment in .venv with the project and its t
 
 .venv/.ready: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv || python3 -m venv .venv
-	$(BIN)/pip install --quiet -e '.[dev]'
+	$(BIN)/pip install --quiet --no-compile -e '.[dev]'
+	-$(BIN)/python -m compileall -q -j 0 .venv/lib > /dev/null 2>&1
 	touch $@
 
 test: setup ## the test suite
@@ -34,7 +35,8 @@ WEIGHTS = --model.init_args.backbone_weights $(RUN)/pretrain/checkpoints/last.ck
 PRETRAINED = $(RUN)/pretrain/.done
 EVALUATIONS = $(foreach m,untrained pretrained,$(foreach e,probe knn auc,$(RUN)/$(m)-$(e)/.done))
 
-demo: $(RUN)/report.html ## the main job on embedded data, on a CPU in minutes (SEED=1 for another seed)
+demo: $(PRETRAINED) ## the main job on embedded data, on a CPU in minutes (SEED=1 for another seed)
+	@$(MAKE) --no-print-directory -j2 $(RUN)/report.html
 	@$(BIN)/python -m analysis.report $(RUN)
 
 $(DEMO): .venv/.ready datamodules/demo.py
@@ -45,13 +47,17 @@ $(PRETRAINED): $(DEMO)
 		-c configs/task/dino_demo.yaml --trainer.logger.init_args.name pretrain
 	touch $@
 
+# The evaluations run two at a time, one thread each, and write what they say into the run folder.
 $(RUN)/untrained-%/.done: $(DEMO)
-	$(BIN)/dinomamba $(call how,$*) $(VIM) --trainer.logger.init_args.name untrained-$*
-	touch $@
+	@$(call evaluate,$(call how,$*) $(VIM) --trainer.logger.init_args.name untrained-$*)
 
 $(RUN)/pretrained-%/.done: $(PRETRAINED)
-	$(BIN)/dinomamba $(call how,$*) $(VIM) --trainer.logger.init_args.name pretrained-$* $(WEIGHTS)
-	touch $@
+	@$(call evaluate,$(call how,$*) $(VIM) --trainer.logger.init_args.name pretrained-$* $(WEIGHTS))
+
+define evaluate
+echo "$(@D)/log.txt: dinomamba $(1)"; mkdir -p $(@D); \
+OMP_NUM_THREADS=1 $(BIN)/dinomamba $(1) > $(@D)/log.txt 2>&1 || { tail -n 30 $(@D)/log.txt; exit 1; }; touch $@
+endef
 
 how = $(how-$(1))
 how-probe = fit $(BASE) -c configs/task/linear_probe.yaml -c configs/data/demo.yaml -c configs/task/linear_probe_demo.yaml
