@@ -8,6 +8,7 @@ import base64
 import html
 import json
 import sys
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -55,13 +56,13 @@ def collect(run: Path) -> dict[str, Any]:
         }
     shuffled = _map_row(run, "pretrained", "shuffled")
     record = _read(run / "pretrain" / "run.json")
-    stages = [p.parent.name for p in sorted(run.glob("*/run.json"))]
+    stages = [_read(path) for path in run.glob("*/run.json")]
     speed = scalars(run / "pretrain").get("perf/images_per_second", [])
     report |= {
         "shuffled_auc": shuffled["auc"],
         "shuffled_auc_normalized": shuffled["auc_normalized"],
         "seed": _seed(run / "pretrain" / "config.yaml"),
-        "wall_seconds": round(sum(_read(run / s / "run.json").get("seconds", 0) for s in stages), 1),
+        "wall_seconds": round(_covered([_span(stage) for stage in stages if "seconds" in stage]), 1),
         "pretrain_seconds": record.get("seconds"),
         "images_per_second": round(float(np.mean([v for _, v in speed])), 1) if speed else None,
         "images": int(_map_row(run, "pretrained", "/similarity")["images"]),
@@ -69,6 +70,21 @@ def collect(run: Path) -> dict[str, Any]:
         "versions": record["versions"],
     }
     return report
+
+
+def _span(record: dict[str, Any]) -> tuple[float, float]:
+    """Start and end of a stage, in seconds."""
+    start = datetime.strptime(record["started"], "%Y-%m-%dT%H:%M:%S%z").timestamp()
+    return start, start + record["seconds"]
+
+
+def _covered(spans: list[tuple[float, float]]) -> float:
+    """Seconds in which at least one stage ran."""
+    total, reached = 0.0, float("-inf")
+    for start, end in sorted(spans):
+        total += max(0.0, end - max(start, reached))
+        reached = max(reached, end)
+    return total
 
 
 def _seed(config: Path) -> int:
@@ -93,7 +109,7 @@ def draw_maps(run: Path, report: dict[str, Any], path: Path) -> None:
     """
     data = {model: np.load(run / f"{model}-auc" / "feature_maps.npz") for model in MODELS}
     images, masks = data["pretrained"]["images"], data["pretrained"]["masks"]
-    titles = ["image", "mask", "untrained map", "pretrained map", "pretrained over image"]
+    titles = ["image", "mask", "untrained map", "pretrained map", "over the image"]
     fig, axes = plt.subplots(len(images), len(titles), figsize=(1.55 * len(titles), 1.5 * len(images)), squeeze=False)
     for row, (image, mask) in enumerate(zip(images, masks, strict=True)):
         signed = {m: data[m]["maps"][row] * (1 if report[m]["auc"] >= 0.5 else -1) for m in MODELS}
@@ -105,7 +121,7 @@ def draw_maps(run: Path, report: dict[str, Any], path: Path) -> None:
         axes[row, 4].imshow(image)
         axes[row, 4].imshow(signed["pretrained"], cmap="viridis", extent=extent, alpha=0.55)
     for axis, title in zip(axes[0], titles, strict=True):
-        axis.set_title(title, fontsize=9)
+        axis.set_title(title, fontsize=11)
     for axis in axes.flat:
         axis.set_xticks([])
         axis.set_yticks([])
@@ -117,19 +133,19 @@ def draw_maps(run: Path, report: dict[str, Any], path: Path) -> None:
 def draw_curves(run: Path, path: Path) -> None:
     """Loss with its two parts, and the k-NN score, over the pretraining."""
     values = scalars(run / "pretrain")
-    fig, (left, right) = plt.subplots(1, 2, figsize=(9, 3))
+    fig, (upper, lower) = plt.subplots(2, 1, figsize=(6, 5.6))
     for tag, label, style in (
         ("train/loss_step", "loss", "-"), ("train/teacher_entropy", "teacher entropy", "--"), ("train/kl", "KL(teacher ‖ student)", ":"),
     ):  # fmt: skip
         if tag in values:
-            left.plot(*zip(*values[tag], strict=True), style, label=label)
-    left.set(xlabel="optimiser step", ylabel="nats")
-    left.legend(fontsize=8)
+            upper.plot(*zip(*values[tag], strict=True), style, label=label)
+    upper.set(xlabel="optimiser step", ylabel="nats")
+    upper.legend(fontsize=10)
     if "val/knn_top1" in values:
         steps, accuracy = zip(*values["val/knn_top1"], strict=True)
-        right.plot(steps, 100 * np.array(accuracy), "o-", color="#d55e00")
-    right.set(xlabel="optimiser step", ylabel="k-NN top-1 on validation (%)")
-    for axis in (left, right):
+        lower.plot(steps, 100 * np.array(accuracy), "o-", color="#d55e00")
+    lower.set(xlabel="optimiser step", ylabel="k-NN top-1 on validation (%)")
+    for axis in (upper, lower):
         axis.spines[["top", "right"]].set_visible(False)
     fig.tight_layout()
     fig.savefig(path, dpi=110)
@@ -187,8 +203,8 @@ similarity map is free: below 0.5 the object is the part less like the class fea
 {picture(maps, "rows of image, mask, untrained and pretrained similarity map, and overlay")}
 <p class="note">Yellow is high, violet low, each map stretched to its own range.{sign}</p>
 <h2>Pretraining</h2>
-{picture(curves, "loss, teacher entropy and KL on the left; k-NN accuracy on the right")}
-<p class="note">{report["images_per_second"]} images per second in pretraining; all stages took {report["wall_seconds"]} s.
+{picture(curves, "loss, teacher entropy and KL above; k-NN accuracy below")}
+<p class="note">{report["images_per_second"]} images per second in pretraining; all stages together took {report["wall_seconds"]} s.
 Revision {html.escape(report["revision"])}; {html.escape(versions)}.</p>
 </body></html>
 """
