@@ -304,6 +304,19 @@ def test_collapse_is_warned_of_once(caplog):
     assert len([m for m in warned if f"ln(out_dim) = {math.log(12):.3f}" in m]) == 1
 
 
+@pytest.mark.parametrize(("tilt", "warns"), [(0.8, True), (4.0, False)])
+def test_drift_to_uniform_is_told_from_a_start(caplog, tilt, warns):
+    """A uniform student is collapsing where the teacher is nearly uniform too, and just beginning where it is not."""
+    module = tiny(lr=0.0, min_lr=0.0, center_momentum=1.0)
+    with torch.no_grad():
+        for network in (module.student, module.teacher):
+            network.head.last_layer.weight_v.copy_(torch.ones_like(network.head.last_layer.weight_v))
+        module.loss.center[..., 0] = -tilt * module.hparams.warmup_teacher_temp
+    with caplog.at_level("WARNING"):
+        fit(module, batches(60, size=2), callbacks=[CollapseMonitor(patience=20)])
+    assert any("uniform distribution" in r.message for r in caplog.records) == warns
+
+
 def test_schedules_need_an_end_and_a_batch_size():
     with pytest.raises(ValueError, match="max_epochs or"):
         fit(tiny(), batches(1), epochs=-1)
