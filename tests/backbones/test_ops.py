@@ -243,7 +243,7 @@ def test_mixer_mixing_is_what_it_does():
         mixer.conv1d_b.weight.copy_(mixer.conv1d.weight)
         mixer.conv1d_b.bias.copy_(mixer.conv1d.bias)
     u = torch.randn(2, 23, 16, dtype=torch.float64)
-    x = mixer._scan_inputs(u)[1][0]
+    x = mixer._scan_inputs(u)[1].x
     _, forward, backward = mixer.scan(u)
     M = mixer.mixing(u)
     y = torch.einsum("bhij,bjhp->bihp", M, x).flatten(2)
