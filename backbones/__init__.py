@@ -3,6 +3,7 @@
 from backbones.base import Backbone, BlockView, Features
 from backbones.linear_vit import LinearVisionTransformer
 from backbones.mamba_reg import MambaReg
+from backbones.supervised import SupervisedMambaReg, SupervisedVim
 from backbones.timm_model import TimmModel
 from backbones.vim import VisionMamba
 from backbones.vit import VisionTransformer
@@ -13,6 +14,8 @@ __all__ = [
     "Features",
     "LinearVisionTransformer",
     "MambaReg",
+    "SupervisedMambaReg",
+    "SupervisedVim",
     "TimmModel",
     "VisionMamba",
     "VisionTransformer",

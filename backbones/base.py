@@ -65,6 +65,10 @@ class Backbone(nn.Module, ABC):
         assert rows is not None
         return rows.mean(1)
 
+    def extra_positions_at(self, grid: tuple[int, int]) -> int:
+        """Where positions of tokens other than patches stand among those of a patch grid in ``pos_embed``."""
+        return 0
+
     def _block_index(self, block: int) -> int:
         if not -self.depth <= block < self.depth:
             raise ValueError(f"block={block}: this backbone has blocks 0..{self.depth - 1} (or -{self.depth}..-1)")

@@ -3,44 +3,20 @@
 import torch
 from torch import Tensor, nn
 
+from backbones.mixers import BidirectionalMamba2
 from backbones.registry import register_sizes
 from backbones.tokens import Layout, other_positions, register_positions, resample_pos_embed
-from backbones.vim import VisionMamba
+from backbones.vim import MambaStack
 
 
-class MambaReg(VisionMamba):
-    """Mamba-Reg (Wang et al. 2024) on Mamba-2, as pretrained by Dino-Mamba.
+class SpreadRegisters(MambaStack):
+    """Tokens of Mamba-Reg: R registers with positions of their own, one after each ⌊N/(R+1)⌋ patches."""
 
-    Args:
-        num_registers: R; one stands after each ⌊N/(R+1)⌋ patches.
-
-    Raises:
-        ValueError: where an image has fewer patches than registers + 1.
-    """
-
-    def __init__(
-        self, img_size: int | tuple[int, int] = 224, patch_size: int = 16, embed_dim: int = 768, depth: int = 24,
-        drop_path: float = 0.0, d_state: int = 64, headdim: int = 64, expand: int = 2, d_conv: int = 4,
-        chunk_size: int = 256, backend: str = "auto", num_registers: int = 12,
-    ) -> None:  # fmt: skip
-        if num_registers < 1:
-            raise ValueError(f"num_registers={num_registers} must be at least 1; use VisionMamba for none")
-        self.num_registers = num_registers
-        super().__init__(
-            img_size,
-            patch_size,
-            embed_dim,
-            depth,
-            drop_path,
-            d_state,
-            headdim,
-            expand,
-            d_conv,
-            chunk_size,
-            backend,
-        )
+    num_registers: int
 
     def _build_tokens(self) -> None:
+        if self.num_registers < 1:
+            raise ValueError(f"num_registers={self.num_registers} must be at least 1; use VisionMamba for none")
         patches = self.grid_size[0] * self.grid_size[1]
         self.cls_token = nn.Parameter(torch.zeros(1, self.num_registers, self.embed_dim))
         self.pos_embed_cls = nn.Parameter(torch.zeros(1, self.num_registers, self.embed_dim))
@@ -61,6 +37,32 @@ class MambaReg(VisionMamba):
         order = torch.argsort(torch.cat([patches, at])).to(x.device)
         x = torch.cat([x, registers.to(x.dtype)], 1)[:, order]
         return x, Layout(grid, patches.to(x.device), at.to(x.device), has_registers=True)
+
+
+class MambaReg(SpreadRegisters):
+    """Mamba-Reg (Wang et al. 2024) on Mamba-2, as pretrained by Dino-Mamba.
+
+    Args:
+        img_size, patch_size, embed_dim, depth, drop_path: see :class:`~backbones.vim.MambaStack`.
+        d_state, headdim, expand, d_conv, chunk_size, backend: see :class:`~backbones.mixers.BidirectionalMamba2`.
+        num_registers: R.
+
+    Raises:
+        ValueError: where an image has fewer patches than registers + 1.
+    """
+
+    def __init__(
+        self, img_size: int | tuple[int, int] = 224, patch_size: int = 16, embed_dim: int = 768, depth: int = 24,
+        drop_path: float = 0.0, d_state: int = 64, headdim: int = 64, expand: int = 2, d_conv: int = 4,
+        chunk_size: int = 256, backend: str = "auto", num_registers: int = 12,
+    ) -> None:  # fmt: skip
+        def mixer() -> nn.Module:
+            return BidirectionalMamba2(
+                embed_dim, d_state, headdim, expand, d_conv, chunk_size=chunk_size, backend=backend
+            )
+
+        self.num_registers = num_registers
+        super().__init__(img_size, patch_size, embed_dim, depth, drop_path, mixer)
 
 
 register_sizes(

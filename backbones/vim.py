@@ -1,7 +1,8 @@
 """Vim on bidirectional Mamba-2, with the class token in the middle. Parameter names are Dino-Mamba's."""
 
 import math
-from collections.abc import Iterator
+from abc import abstractmethod
+from collections.abc import Callable, Iterator
 
 import torch
 from timm.layers import DropPath, trunc_normal_
@@ -28,12 +29,8 @@ class MambaBlock(nn.Module):
         return x + self.drop_path(branch), branch
 
 
-class VisionMamba(SequenceBackbone):
-    """Vim (Zhu et al. 2024) on Mamba-2, as pretrained by Dino-Mamba.
-
-    The sequence holds the class token with its position at index 0 **and** once more, without position, at
-    ⌊(N+1)/2⌋; the second is read out. Intermediate features are the final norm of a mixer's branch, without the
-    residual stream. Both are the reference's behaviour, which its published weights hang on.
+class MambaStack(SequenceBackbone):
+    """A stack of Mamba blocks and a final norm; a family says what its tokens and mixers are.
 
     Args:
         img_size: side of the image, or (height, width), for which positions are learned; others are resampled.
@@ -41,36 +38,25 @@ class VisionMamba(SequenceBackbone):
         embed_dim: D.
         depth: number of blocks.
         drop_path: stochastic depth rate of the last block, growing linearly from 0 at the first.
-        d_state, headdim, expand, d_conv, chunk_size, backend: see :class:`~backbones.mixers.BidirectionalMamba2`.
+        mixer: makes one block's mixer.
     """
 
     def __init__(
-        self, img_size: int | tuple[int, int] = 224, patch_size: int = 16, embed_dim: int = 512, depth: int = 24,
-        drop_path: float = 0.0, d_state: int = 64, headdim: int = 64, expand: int = 2, d_conv: int = 4,
-        chunk_size: int = 256, backend: str = "auto",
+        self, img_size: int | tuple[int, int], patch_size: int, embed_dim: int, depth: int, drop_path: float,
+        mixer: Callable[[], nn.Module],
     ) -> None:  # fmt: skip
         super().__init__()
         self.embed_dim, self.patch_size, self.depth = embed_dim, patch_size, depth
         self.grid_size = patch_grid(img_size, patch_size)
         self.patch_embed = PatchEmbed(patch_size, embed_dim)
         self._build_tokens()
-        self.layers = nn.ModuleList(
-            MambaBlock(
-                embed_dim,
-                BidirectionalMamba2(
-                    embed_dim, d_state, headdim, expand, d_conv, chunk_size=chunk_size, backend=backend
-                ),
-                rate,
-            )
-            for rate in drop_path_rates(drop_path, depth)
-        )
+        self.layers = nn.ModuleList(MambaBlock(embed_dim, mixer(), rate) for rate in drop_path_rates(drop_path, depth))
         self.norm_f = RMSNorm(embed_dim)
         self._init_weights()
 
+    @abstractmethod
     def _build_tokens(self) -> None:
-        patches = self.grid_size[0] * self.grid_size[1]
-        self.cls_token = nn.Parameter(torch.zeros(1, 1, self.embed_dim))
-        self.pos_embed = nn.Parameter(torch.zeros(1, patches + 1, self.embed_dim))
+        """Makes the parameters ``cls_token`` and ``pos_embed*``."""
 
     def _init_weights(self) -> None:
         """The reference's scheme; the mixers keep their own A, dt and convolutions."""
@@ -85,17 +71,6 @@ class VisionMamba(SequenceBackbone):
             with torch.no_grad():
                 block.mixer.out_proj.weight /= math.sqrt(self.depth)
 
-    def _embed(self, images: Tensor) -> tuple[Tensor, Layout]:
-        grid = self.patch_embed.grid(images)
-        cls = self.cls_token.expand(images.shape[0], -1, -1)
-        x = torch.cat([cls, self.patch_embed(images)], 1)
-        patch_pos = resample_pos_embed(self.pos_embed[:, 1:], self.grid_size, grid)
-        x = x + torch.cat([self.pos_embed[:, :1], patch_pos], 1)
-        middle = x.shape[1] // 2
-        x = torch.cat([x[:, :middle], cls, x[:, middle:]], 1)
-        patches = other_positions(x.shape[1], torch.tensor([0, middle]))
-        return x, Layout(grid, patches.to(x.device), torch.tensor([middle], device=x.device))
-
     def _steps(self, x: Tensor) -> Iterator[Step]:
         for block in self.layers:
             before = x
@@ -106,11 +81,57 @@ class VisionMamba(SequenceBackbone):
     def _final_norm(self) -> nn.Module:
         return self.norm_f
 
-    def forward(self, images: Tensor) -> Tensor:
+    def _encode(self, images: Tensor) -> tuple[Tensor, Layout]:
+        """The last block's residual stream (B, L, D), normed, and where things stand in it."""
         x, layout = self._embed(images)
         for block in self.layers:
             x, _ = block(x)
-        return layout.readout_mean(self.norm_f(x))
+        return self.norm_f(x), layout
+
+    def forward(self, images: Tensor) -> Tensor:
+        tokens, layout = self._encode(images)
+        return layout.readout_mean(tokens)
+
+
+class VisionMamba(MambaStack):
+    """Vim (Zhu et al. 2024) on Mamba-2, as pretrained by Dino-Mamba.
+
+    The sequence holds the class token with its position at index 0 **and** once more, without position, at
+    ⌊(N+1)/2⌋; the second is read out. Intermediate features are the final norm of a mixer's branch, without the
+    residual stream. Both are the reference's behaviour, which its published weights hang on.
+
+    Args:
+        img_size, patch_size, embed_dim, depth, drop_path: see :class:`MambaStack`.
+        d_state, headdim, expand, d_conv, chunk_size, backend: see :class:`~backbones.mixers.BidirectionalMamba2`.
+    """
+
+    def __init__(
+        self, img_size: int | tuple[int, int] = 224, patch_size: int = 16, embed_dim: int = 512, depth: int = 24,
+        drop_path: float = 0.0, d_state: int = 64, headdim: int = 64, expand: int = 2, d_conv: int = 4,
+        chunk_size: int = 256, backend: str = "auto",
+    ) -> None:  # fmt: skip
+        def mixer() -> nn.Module:
+            return BidirectionalMamba2(
+                embed_dim, d_state, headdim, expand, d_conv, chunk_size=chunk_size, backend=backend
+            )
+
+        super().__init__(img_size, patch_size, embed_dim, depth, drop_path, mixer)
+
+    def _build_tokens(self) -> None:
+        patches = self.grid_size[0] * self.grid_size[1]
+        self.cls_token = nn.Parameter(torch.zeros(1, 1, self.embed_dim))
+        self.pos_embed = nn.Parameter(torch.zeros(1, patches + 1, self.embed_dim))
+
+    def _embed(self, images: Tensor) -> tuple[Tensor, Layout]:
+        grid = self.patch_embed.grid(images)
+        cls = self.cls_token.expand(images.shape[0], -1, -1)
+        x = torch.cat([cls, self.patch_embed(images)], 1)
+        patch_pos = resample_pos_embed(self.pos_embed[:, 1:], self.grid_size, grid)
+        x = x + torch.cat([self.pos_embed[:, :1], patch_pos], 1)
+        middle = x.shape[1] // 2
+        x = torch.cat([x[:, :middle], cls, x[:, middle:]], 1)
+        patches = other_positions(x.shape[1], torch.tensor([0, middle]))
+        return x, Layout(grid, patches.to(x.device), torch.tensor([middle], device=x.device))
 
 
 register_sizes(

@@ -8,7 +8,16 @@ import torch
 import torch.nn.functional as F
 
 import backbones
-from backbones import LinearVisionTransformer, MambaReg, TimmModel, VisionMamba, VisionTransformer, weights
+from backbones import (
+    LinearVisionTransformer,
+    MambaReg,
+    SupervisedMambaReg,
+    SupervisedVim,
+    TimmModel,
+    VisionMamba,
+    VisionTransformer,
+    weights,
+)
 from backbones.tokens import register_positions, resample_pos_embed
 
 FAMILIES = {
@@ -33,6 +42,12 @@ FAMILIES = {
             **k,
         }
     ),
+    "vim_mamba1": lambda **k: SupervisedVim(
+        **{"img_size": 32, "patch_size": 8, "embed_dim": 16, "depth": 3, "d_state": 4, **k}
+    ),
+    "mambar_mamba1": lambda **k: SupervisedMambaReg(
+        **{"img_size": 32, "patch_size": 8, "embed_dim": 16, "depth": 3, "d_state": 4, "num_registers": 3, **k}
+    ),
     "timm": lambda **k: TimmModel("test_vit", **k),
 }
 ALL = pytest.mark.parametrize("name", FAMILIES)
@@ -56,7 +71,7 @@ def test_shapes(name, grid):
     for f in features:
         assert f.cls.shape == (2, model.embed_dim) and f.patches.shape == (2, model.embed_dim, h, w)
         assert f.registers is None or f.registers.shape == (2, 3, model.embed_dim)
-    assert (features[0].registers is not None) == (name == "mambar")
+    assert (features[0].registers is not None) == name.startswith("mambar")
     rows = model.cls_mixing(images)
     assert rows.ndim == 4 and rows.shape[0] == 2 and rows.shape[2:] == (h, w)
     assert model.token_mixing(images).shape[:2] == rows.shape[:2]
@@ -117,7 +132,7 @@ def test_float32_and_bf16_agree_with_float64(name):
 @OURS
 def test_drop_path_acts_in_training_only(name):
     model = build(name, drop_path=0.9)
-    images = torch.randn(2, 3, 32, 32)
+    images = torch.randn(16, 3, 32, 32)
     assert torch.equal(model(images), build(name)(images))
     model.train()
     assert not torch.equal(model(images), model(images))

@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from backbones import MambaReg, VisionMamba, VisionTransformer
+from backbones import MambaReg, SupervisedMambaReg, SupervisedVim, VisionMamba, VisionTransformer, weights
 
 
 def dims_of(state):
@@ -60,6 +60,44 @@ def test_mamba(golden_dir, name, family, backend):
         last = last_of(tensors, size)
         ours = torch.stack([f.cls for f in model.forward_intermediates(images, last.shape[1])], 1)
         close(ours, last)
+
+
+def supervised_dims_of(state):
+    """Constructor arguments of a supervised Mamba-1 model, read from the shapes of its state."""
+    embed_dim = state["norm_f.weight"].shape[0]
+    inner, d_state = state["layers.0.mixer.A_log"].shape
+    registers = state["cls_token"].shape[1] if "pos_embed_cls" in state else 0
+    tokens = state["pos_embed"].shape[1] - (0 if registers else 1)
+    patch = state["patch_embed.proj.weight"].shape[-1]
+    dims = {
+        "embed_dim": embed_dim,
+        "depth": 1 + max(int(re.match(r"layers\.(\d+)", k)[1]) for k in state if k.startswith("layers.")),
+        "patch_size": patch,
+        "img_size": patch * round(tokens**0.5),
+        "expand": inner // embed_dim,
+        "d_state": d_state,
+        "d_conv": state["layers.0.mixer.conv1d.weight"].shape[-1],
+        "num_classes": state["head.weight"].shape[0],
+    }
+    if registers:
+        dims |= {"num_registers": registers, "cls_reduce": embed_dim // state["neck.weight"].shape[0]}
+    return dims
+
+
+@pytest.mark.parametrize(("name", "family"), [("vim", SupervisedVim), ("mambar", SupervisedMambaReg)])
+def test_supervised(golden_dir, name, family, tmp_path):
+    """From a file in the published layout, ``ckpt["model"]``: features and logits, and the backbone by itself."""
+    tensors, state, sizes = open_golden(golden_dir / f"{name}_mamba1_supervised.safetensors")
+    torch.save({"model": state, "epoch": 299}, tmp_path / "published.pth")
+    model, alone = (family(**(supervised_dims_of(state) | classes)) for classes in ({}, {"num_classes": 0}))
+    for each in (model, alone):
+        assert weights.load(each, tmp_path / "published.pth") == "supervised"
+        each.double().eval()
+    for size in sizes:
+        images = tensors[f"input/{size}"].double()
+        close(model.pre_logits(images), tensors[f"features/{size}"])
+        close(model.logits(images), tensors[f"logits/{size}"])
+        assert torch.equal(alone(images), model(images))
 
 
 def test_vit(golden_dir):

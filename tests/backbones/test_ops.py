@@ -8,12 +8,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from backbones.mixers import BidirectionalMamba2
+from backbones.mixers import BidirectionalMamba1, BidirectionalMamba2
 from backbones.ops import (
     causal_conv,
     causal_conv_reference,
     gated_rms_norm,
     rms_norm,
+    selective_scan,
+    selective_scan_matrix,
+    selective_scan_recurrent,
     ssd,
     ssd_matrix,
     ssd_recurrent,
@@ -215,11 +218,75 @@ def test_norms():
     assert low.isfinite().all() and low.dtype == w.dtype
 
 
+def selective_inputs(length, b=2, d=5, n=3, seed=0):
+    g = torch.Generator().manual_seed(seed)
+
+    def randn(*shape):
+        return torch.randn(*shape, generator=g, dtype=torch.float64)
+
+    dt = F.softplus(randn(b, length, d) - 2)
+    A = -torch.rand(d, n, generator=g, dtype=torch.float64) * 15 - 1
+    both = (randn(b, length, n), randn(b, length, n))
+    return [t.requires_grad_() for t in (randn(b, length, d), dt, A, *both, randn(d))]
+
+
+@pytest.mark.parametrize("length", [1, 2, 16, 17, 197])
+def test_selective_scan_equals_the_recurrence(length):
+    arguments = selective_inputs(length)
+    weight = torch.randn(2, length, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    y, grads = run(selective_scan_recurrent, arguments, weight)
+    for chunk in (1, 16, 32, 256):
+        fast, fast_grads = run(selective_scan, arguments, weight, chunk_size=chunk)
+        torch.testing.assert_close(fast, y, atol=1e-10, rtol=0)
+        for a, b in zip(fast_grads, grads, strict=True):
+            torch.testing.assert_close(a, b, atol=1e-10, rtol=1e-12)
+
+
+def test_selective_scan_gradcheck():
+    assert torch.autograd.gradcheck(lambda *a: selective_scan(*a, chunk_size=3), selective_inputs(7, b=1, d=2, n=2))
+
+
+def test_selective_scan_matrix():
+    x, dt, A, B, C, D = (t.detach() for t in selective_inputs(19))
+    M = selective_scan_matrix(dt, A, B, C)
+    y = torch.einsum("bdij,bjd->bid", M, x) + D * x
+    torch.testing.assert_close(y, selective_scan_recurrent(x, dt, A, B, C, D), atol=1e-10, rtol=0)
+    rows = torch.tensor([0, 7, 18])
+    torch.testing.assert_close(selective_scan_matrix(dt, A, B, C, rows), M[:, :, rows], atol=1e-14, rtol=0)
+
+
+def test_selective_scan_with_strong_decay_and_in_bf16():
+    x, dt, A, B, C, D = (t.detach().float() for t in selective_inputs(50))
+    strong = (A * 1000).requires_grad_()
+    (gradient,) = torch.autograd.grad(selective_scan(x, dt, strong, B, C, D).sum(), strong)
+    assert gradient.isfinite().all()
+    low = selective_scan(x.bfloat16(), dt, A, B.bfloat16(), C.bfloat16(), D)
+    exact = selective_scan(x, dt, A, B, C, D)
+    assert low.dtype == torch.bfloat16 and (low - exact).norm() / exact.norm() < 2e-2
+
+
+def test_selective_scan_errors():
+    x, dt, A, B, C, D = (t.detach() for t in selective_inputs(5))
+    with pytest.raises(ValueError, match="dt has shape"):
+        selective_scan(x, dt[:, :3], A, B, C)
+    with pytest.raises(ValueError, match=r"x \(b,l,d\)"):
+        selective_scan(x[0], dt, A, B, C)
+    with pytest.raises(ValueError, match="chunk_size=0"):
+        selective_scan(x, dt, A, B, C, D, chunk_size=0)
+
+
+MIXERS = {
+    "mamba2": lambda: BidirectionalMamba2(16, d_state=8, headdim=8, chunk_size=64),
+    "mamba1": lambda: BidirectionalMamba1(16, d_state=4),
+}
+
+
 @pytest.mark.parametrize("length", [1, 2, 38, 300])
-def test_mixer_directions(length):
+@pytest.mark.parametrize("name", MIXERS)
+def test_mixer_directions(name, length):
     """A changed token leaves earlier outputs of the forward scan and later ones of the backward scan untouched."""
     torch.manual_seed(0)
-    mixer = BidirectionalMamba2(16, d_state=8, headdim=8, chunk_size=64)
+    mixer = MIXERS[name]()
     u = torch.randn(2, length, 16)
     at = length // 2
     changed = u.clone()
@@ -229,23 +296,20 @@ def test_mixer_directions(length):
     assert torch.equal(b0[:, at + 1 :], b1[:, at + 1 :]) and not torch.equal(b0[:, : at + 1], b1[:, : at + 1])
 
 
-def test_mixer_mixing_is_what_it_does():
+@pytest.mark.parametrize("name", MIXERS)
+def test_mixer_mixing_is_what_it_does(name):
     """M applied to the convolved inputs is the mean of both scans' outputs where the inputs are the same."""
     torch.manual_seed(0)
-    mixer = BidirectionalMamba2(16, d_state=8, headdim=8).double()
+    mixer = MIXERS[name]().double()
     with torch.no_grad():
-        mixer.conv1d_b.weight.copy_(mixer.conv1d.weight)
-        for conv in (
-            mixer.conv1d,
-            mixer.conv1d_b,
-        ):  # only the present token, so both directions see the same x
-            conv.weight[..., :-1] = 0
+        mixer.conv1d.weight[..., :-1] = 0  # only the present token, so both directions see the same x
         mixer.conv1d_b.weight.copy_(mixer.conv1d.weight)
         mixer.conv1d_b.bias.copy_(mixer.conv1d.bias)
     u = torch.randn(2, 23, 16, dtype=torch.float64)
     x = mixer._scan_inputs(u)[1].x
     _, forward, backward = mixer.scan(u)
     M = mixer.mixing(u)
+    x = x if x.ndim == 4 else x[..., None]  # a Mamba-1 channel is a head of width 1
     y = torch.einsum("bhij,bjhp->bihp", M, x).flatten(2)
     torch.testing.assert_close(y, (forward + backward) / 2, atol=1e-10, rtol=0)
 

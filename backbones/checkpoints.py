@@ -1,0 +1,160 @@
+"""Finds, reads and understands checkpoint files of every format in use, without running code from them.
+
+A source is a path, ``hf://owner/repo/file[@revision]``, or a timm model name with published weights. The formats:
+
+====================  ==============================================================================================
+``lightning``         this project's checkpoints: ``state_dict`` with ``teacher.backbone.*`` / ``backbone.*``
+``dino``              Dino-Mamba's and DINO's full ones: ``teacher`` and ``student``, the latter under ``module.``
+``supervised``        Vim, Mamba-Reg, DeiT: ``model``, with a classifier
+``linear``            DINO's and Dino-Mamba's linear evaluation: ``state_dict`` with ``module.linear.*`` and no backbone
+``flat``              one dict of tensors: DINO's and timm's backbones, exports, safetensors
+``timm``              a timm model's published weights, by name
+====================  ==============================================================================================
+"""
+
+import argparse
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import timm
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+CLASSIFIERS = ("head.", "head_dist.", "neck.", "norm_neck.")
+"""What published files call the parts behind the backbone."""
+
+# what published checkpoints hold beside tensors
+_SAFE = [
+    argparse.Namespace,
+    np.dtype,
+    np.ndarray,
+    np.float64,
+    np.float32,
+    np.int64,
+    type(np.dtype("float64")),
+    type(np.dtype("float32")),
+    type(np.dtype("int64")),
+    np._core.multiarray.scalar,
+    (np._core.multiarray.scalar, "numpy.core.multiarray.scalar"),
+]
+
+
+class Checkpoint(NamedTuple):
+    """What a source holds."""
+
+    kind: str
+    """The format found; see the module's table."""
+    state: dict[str, Tensor]
+    """The backbone's tensors with a classifier's, if any, under :data:`CLASSIFIERS`."""
+
+
+def fetch(source: str | Path) -> Path:
+    """The file behind a path or an ``hf://`` address (through huggingface_hub and its cache).
+
+    Raises:
+        ValueError: where there is no such file, or the hub cannot be reached and its cache does not have it.
+    """
+    if str(source).startswith("hf://"):
+        return _fetch_from_hub(str(source))
+    path = Path(source).expanduser()
+    if not path.is_file():
+        raise ValueError(
+            f"no weights at {path}: give the path of a .pth, .ckpt or .safetensors file, hf://owner/repo/file, "
+            "or the name of a timm model with published weights"
+        )
+    return path
+
+
+def _fetch_from_hub(address: str) -> Path:
+    from huggingface_hub import hf_hub_download
+
+    where, _, revision = address.removeprefix("hf://").partition("@")
+    owner, _, rest = where.partition("/")
+    repo, _, file = rest.partition("/")
+    if not (owner and repo and file):
+        raise ValueError(f"{address} is no address of a file: write hf://owner/repo/file, or hf://owner/repo/file@rev")
+    try:
+        return Path(hf_hub_download(f"{owner}/{repo}", file, revision=revision or None))
+    except Exception as error:  # the hub's own errors, and any that its HTTP client raises without a network
+        raise ValueError(
+            f"{address} is neither in huggingface_hub's cache nor to be had from the hub ({type(error).__name__}: "
+            f"{str(error).splitlines()[0] if str(error) else 'no message'}); without a network, download the file "
+            "elsewhere and give its path, or point HF_HOME at a cache that holds it"
+        ) from None
+
+
+def read(path: str | Path) -> dict[str, Any]:
+    """A file's content, on the CPU. ValueError where it is missing, damaged, or would run code."""
+    path = fetch(path)
+    try:
+        if path.suffix == ".safetensors":
+            return load_file(path)
+        with torch.serialization.safe_globals(_SAFE):
+            content = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # the unpickler and zip reader raise many types
+        raise ValueError(f"{path} cannot be read as weights ({type(error).__name__}: {error})") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} holds a {type(content).__name__}, wanted a dict of tensors or a checkpoint")
+    return content
+
+
+def _strip(state: dict[str, Any], prefix: str) -> dict[str, Tensor]:
+    return {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
+
+
+def _is_state(value: object) -> bool:
+    return isinstance(value, dict) and any(isinstance(t, Tensor) for t in value.values())
+
+
+def understand(content: dict[str, Any], key: str, source: str | Path) -> Checkpoint:
+    """The format of a file's content and the tensors of the backbone in it.
+
+    Args:
+        content: as :func:`read` returns it.
+        key: which network of a full checkpoint, ``teacher`` or ``student``.
+        source: for messages.
+
+    Raises:
+        ValueError: where there is no backbone in it, saying what there is.
+    """
+    if "pytorch-lightning_version" in content:
+        for prefix in (f"{key}.backbone.", "backbone."):
+            if found := _strip(content["state_dict"], prefix):
+                return Checkpoint("lightning", found)
+        raise ValueError(f"{source} is a Lightning checkpoint without {key}.backbone.* or backbone.* tensors")
+    networks = [k for k, v in content.items() if _is_state(v)]
+    if key in networks:
+        state = {k.removeprefix("module."): v for k, v in content[key].items()}
+        return Checkpoint("dino", _strip(state, "backbone.") or state)
+    if "teacher" in networks or "student" in networks:
+        raise ValueError(f"{source} has no network {key!r}; it holds {', '.join(networks)}")
+    if "model" in networks:
+        return Checkpoint("supervised", {k.removeprefix("module."): v for k, v in content["model"].items()})
+    if "state_dict" in networks and any(k.endswith("linear.weight") for k in content["state_dict"]):
+        raise ValueError(f"{source} is a linear classifier without a backbone: read it with backbones.weights.linear")
+    if content and all(isinstance(v, Tensor) for v in content.values()):
+        state = {k.removeprefix("module."): v for k, v in content.items()}
+        return Checkpoint("flat", _strip(state, "backbone.") or state)
+    raise ValueError(f"{source}: unknown format with keys {', '.join(map(str, list(content)[:8]))}")
+
+
+def open_checkpoint(source: str | Path, key: str = "teacher") -> Checkpoint:
+    """:func:`understand` of a path, an ``hf://`` address, or a timm name.
+
+    Args:
+        source: see the module's first lines.
+        key: which network of a full checkpoint, ``teacher`` or ``student``.
+    """
+    name = str(source)
+    if not Path(name).expanduser().exists() and "/" not in name and timm.is_model(name):
+        try:
+            model = timm.create_model(name, pretrained=True)
+        except Exception as error:
+            raise ValueError(
+                f"timm has no published weights for {name} here ({type(error).__name__}: "
+                f"{str(error).splitlines()[0] if str(error) else 'no message'}); without a network, give a file's path"
+            ) from None
+        return Checkpoint("timm", dict(model.state_dict()))
+    return understand(read(source), key, source)
