@@ -3,6 +3,7 @@
 from backbones.base import Backbone, BlockView, Features
 from backbones.linear_vit import LinearVisionTransformer
 from backbones.mamba_reg import MambaReg
+from backbones.sequence import SequenceBackbone
 from backbones.supervised import SupervisedMambaReg, SupervisedVim
 from backbones.timm_model import TimmModel
 from backbones.vim import VisionMamba
@@ -14,6 +15,7 @@ __all__ = [
     "Features",
     "LinearVisionTransformer",
     "MambaReg",
+    "SequenceBackbone",
     "SupervisedMambaReg",
     "SupervisedVim",
     "TimmModel",

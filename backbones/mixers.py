@@ -1,7 +1,8 @@
 """Token mixers: softmax attention, linear attention, bidirectional Mamba-2 and Mamba-1.
 
-Every mixer maps (B, L, D) to (B, L, D) and offers ``mixing(x, rows)``: those rows of its token-mixing matrix M,
-(B, heads, R, L), for the same input (all rows where ``rows`` is None).
+Every mixer maps (B, L, D) to (B, L, D) and offers, for the same input,
+``mixing(x, rows)``: those rows of its token-mixing matrix M, (B, heads, R, L); all rows where ``rows`` is None;
+``decompose(x)``: Y = MX of each direction, with what the mixer itself gives for Y.
 """
 
 import math
@@ -11,9 +12,32 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backbones.ops import causal_conv, gated_rms_norm, selective_scan, selective_scan_matrix, ssd, ssd_matrix
+from backbones.ops import causal_conv, gated_rms_norm, selective_scan, selective_scan_matrix, ssd, ssd_decay, ssd_matrix
 
 KEY_AXES = ("tokens", "channels")
+
+
+class Mixing(NamedTuple):
+    """Y = MX of one direction of a mixer, with tokens in sequence order; p is the width of a head."""
+
+    direction: str
+    """``attention``, ``forward`` or ``backward``."""
+    matrix: Tensor
+    """M (B, heads, L, L), without the skip D of scans."""
+    inputs: Tensor
+    """X (B, heads, L, p)."""
+    outputs: Tensor
+    """Y (B, heads, L, p) less the skip, by the path that the mixer takes; before gating and projection."""
+    decay: Tensor | None = None
+    """The decay mask (B, heads, L, L) of scans with one decay a head, else None."""
+    width: int | None = None
+    """The inner size that bounds ranks: a head's channels for linear attention, the state n for scans."""
+
+    def reversed(self) -> "Mixing":
+        """The same over the tokens in reverse order: what a scan over reversed tokens is to the tokens themselves."""
+        decay = None if self.decay is None else self.decay.flip(2, 3)
+        flipped = self.matrix.flip(2, 3), self.inputs.flip(2), self.outputs.flip(2), decay
+        return Mixing(self.direction, *flipped, self.width)
 
 
 class SoftmaxAttention(nn.Module):
@@ -41,6 +65,10 @@ class SoftmaxAttention(nn.Module):
         q = q if rows is None else q[:, :, rows]
         return (q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])).softmax(-1)
 
+    def decompose(self, x: Tensor) -> list[Mixing]:
+        q, k, v = self._qkv(x)
+        return [Mixing("attention", self.mixing(x), v, F.scaled_dot_product_attention(q, k, v))]
+
 
 class LinearAttention(SoftmaxAttention):
     """Y = ψ(Q) (ψ(K)^T V), linear in L: ψ is a softmax over the head's channels for Q, over ``key_axis`` for K.
@@ -57,16 +85,23 @@ class LinearAttention(SoftmaxAttention):
     def _features(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         return q.softmax(-1), k.softmax(-2 if self.key_axis == "tokens" else -1)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def _attend(self, x: Tensor) -> Tensor:
+        """(B, heads, L, D / heads)."""
         q, k, v = self._qkv(x)
         q, k = self._features(q, k)
-        y = q @ (k.transpose(-1, -2).to(v.dtype) @ v).to(q.dtype)
-        return self.proj(y.transpose(1, 2).flatten(2))
+        return q @ (k.transpose(-1, -2).to(v.dtype) @ v).to(q.dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.proj(self._attend(x).transpose(1, 2).flatten(2))
 
     def mixing(self, x: Tensor, rows: Tensor | None = None) -> Tensor:
         q, k, _ = self._qkv(x)
         q, k = self._features(q, k)
         return (q if rows is None else q[:, :, rows]) @ k.transpose(-1, -2)
+
+    def decompose(self, x: Tensor) -> list[Mixing]:
+        v = self._qkv(x)[2]
+        return [Mixing("attention", self.mixing(x), v, self._attend(x), width=v.shape[-1])]
 
 
 def _initial_dt_bias(heads: int, dt_min: float, dt_max: float, floor: float = 1e-4) -> Tensor:
@@ -190,6 +225,18 @@ class BidirectionalMamba2(nn.Module):
         skip = ((self.D + self.D_b) / 2)[:, None, None] * F.one_hot(rows, length).to(M.dtype)
         return M + skip
 
+    def decompose(self, u: Tensor) -> list[Mixing]:
+        _, *both = self._scan_inputs(u)
+        forward, backward = (
+            Mixing(
+                direction, ssd_matrix(*inputs[1:5]), inputs.x.transpose(1, 2),
+                ssd(*inputs[:5], None, self.chunk_size, self.backend).transpose(1, 2),
+                ssd_decay(inputs.dt, inputs.A), self.d_state,
+            )
+            for direction, inputs in zip(("forward", "backward"), both, strict=True)
+        )  # fmt: skip
+        return [forward, backward.reversed()]
+
 
 class _SelectiveInputs(NamedTuple):
     """What one Mamba-1 scan takes: the arguments of :func:`backbones.ops.selective_scan`."""
@@ -270,6 +317,17 @@ class BidirectionalMamba1(nn.Module):
         M = (M + selective_scan_matrix(*backward[1:5], length - 1 - rows).flip(-1)) / 2
         skip = ((forward.D + backward.D) / 2)[:, None, None] * F.one_hot(rows, length).to(M.dtype)
         return M + skip
+
+    def decompose(self, u: Tensor) -> list[Mixing]:
+        _, *both = self._scan_inputs(u)
+        forward, backward = (  # a channel is a head of width 1
+            Mixing(
+                direction, selective_scan_matrix(*inputs[1:5]), inputs.x.transpose(1, 2)[..., None],
+                selective_scan(*inputs[:5], None, self.chunk_size).transpose(1, 2)[..., None], width=self.d_state,
+            )
+            for direction, inputs in zip(("forward", "backward"), both, strict=True)
+        )  # fmt: skip
+        return [forward, backward.reversed()]
 
 
 class _Weight(nn.Module):

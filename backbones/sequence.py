@@ -7,6 +7,7 @@ from typing import NamedTuple
 from torch import Tensor, nn
 
 from backbones.base import Backbone, BlockView, Features
+from backbones.mixers import Mixing
 from backbones.tokens import Layout
 
 
@@ -62,3 +63,13 @@ class SequenceBackbone(Backbone):
         x, _ = self._embed(images)
         step = next(step for i, step in enumerate(self._steps(x)) if i == wanted)
         return step.mixer.mixing(step.pre_norm(step.before))
+
+    def decompose(self, images: Tensor, blocks: Sequence[int] = (-1,)) -> list[list[Mixing]]:
+        """Y = MX of each direction of several blocks' mixers, in one pass; see :class:`~backbones.mixers.Mixing`."""
+        wanted = [self._block_index(b) for b in blocks]
+        x, _ = self._embed(images)
+        parts = {}
+        for i, step in enumerate(self._steps(x)):
+            if i in wanted:
+                parts[i] = step.mixer.decompose(step.pre_norm(step.before))
+        return [parts[i] for i in wanted]

@@ -7,13 +7,14 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
 from torch.utils.tensorboard.summary import hparams
 
-from callbacks.run_folder import run_folder, to_csv, write_text
+from callbacks.run_folder import run_folder, to_csv, write_npz, write_text
 
 
 class Results(Callback):
     """Writes ``results.json`` and ``results.csv`` into the run's folder, and the headline metric with the hparams.
 
-    The rows are what the module's ``results()`` returns, where it has one. The headline is the module's
+    The rows are what the module's ``results()`` returns, where it has one; what its ``arrays()`` returns goes into
+    ``results.npz``. The headline is the module's
     ``headline_metric``; with TensorBoard it stands beside the hyper-parameters.
     """
 
@@ -36,6 +37,8 @@ class Results(Callback):
             }
             write_text(run_folder(trainer) / "results.json", json.dumps(table, indent=1))
             write_text(run_folder(trainer) / "results.csv", to_csv(rows))
+        if hasattr(pl_module, "arrays"):
+            write_npz(run_folder(trainer) / "results.npz", pl_module.arrays())
         if headline is not None and not self._registered:
             self._registered = True
             for logger in trainer.loggers:

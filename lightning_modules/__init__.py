@@ -6,5 +6,6 @@ from lightning_modules.dino_head import DINOHead
 from lightning_modules.dino_loss import DINOLoss
 from lightning_modules.knn import KNN
 from lightning_modules.linear_probe import HeadSpec, LinearProbe
+from lightning_modules.rank import TokenMixingRanks
 
-__all__ = ["DINO", "KNN", "BinaryAUCEvaluation", "DINOHead", "DINOLoss", "HeadSpec", "LinearProbe"]
+__all__ = ["DINO", "KNN", "BinaryAUCEvaluation", "DINOHead", "DINOLoss", "HeadSpec", "LinearProbe", "TokenMixingRanks"]

@@ -47,6 +47,7 @@ BACKBONES = {
     "linear_vit": "LinearVisionTransformer, init_args: {img_size: 16, patch_size: 4, embed_dim: 16, depth: 2, num_heads: 2}",
     "timm": "TimmModel, init_args: {name: test_vit, img_size: 32}",
 }
+MAMBA1 = "SupervisedVim, init_args: {img_size: 16, patch_size: 4, embed_dim: 16, depth: 2, d_state: 4}"
 EXTRA = {
     "dino": """
 data: {init_args: {multicrop: {global_size: 16, local_size: 8, num_local: 2}}}
@@ -64,6 +65,7 @@ model:
 """,
     "knn": "model: {init_args: {num_classes: 10, k: [5, 1]}}",
     "binary_auc": "model: {init_args: {blocks: all}}",
+    "ranks": "model: {init_args: {chunk: 6}}",
 }
 # its patches are 16 pixels
 LARGE = ["--data.init_args.resize", "32", "--data.init_args.crop", "32"]
@@ -82,7 +84,7 @@ def run(command, task, shards, out, backbone="vim", *extra):
     tiny.write_text(TINY.format(root=shards))
     (out / f"{task}-extra.yaml").write_text(EXTRA[task])
     (out / f"{backbone}.yaml").write_text(
-        f"model: {{init_args: {{backbone: {{class_path: backbones.{BACKBONES[backbone]}}}}}}}"
+        f"model: {{init_args: {{backbone: {{class_path: backbones.{(BACKBONES | {'vim_mamba1': MAMBA1})[backbone]}}}}}}}"
     )
     data = "demo_s" if task == "binary_auc" else "demo"
     files = [
@@ -180,7 +182,7 @@ def read_results(folder):
         rows = list(csv.DictReader(file))
     assert [r.keys() for r in rows] == [{k: 0 for k in r}.keys() for r in table["rows"]]
     for a, b in zip(rows, table["rows"], strict=True):
-        assert a == {k: str(v) for k, v in b.items()}
+        assert a == {k: "" if v is None else str(v) for k, v in b.items()}
     return table
 
 
@@ -239,6 +241,34 @@ def test_binary_auc(backbone, shards, tmp_path):
     for row in rows:
         assert 0 <= row["auc"] <= 1 and row["images"] + row["skipped"] == 20
         assert row["auc_of_mean_normalized"] == pytest.approx(max(row["auc"], 1 - row["auc"]))
+
+
+@pytest.mark.parametrize("backbone", ["vim", "mambar", "vit", "linear_vit", "vim_mamba1"])
+def test_ranks(backbone, shards, tmp_path):
+    """Y = MX, and the bounds of algebra, on every block of every mixer: the decay's blocks have rank exactly 1."""
+    folder = run("validate", "ranks", shards, tmp_path, backbone)
+    rows = read_results(folder)["rows"]
+    arrays = np.load(folder / "results.npz")
+    scan = backbone not in ("vit", "linear_vit")
+    directions = ["forward", "backward", "both"] if scan else ["attention"]
+    assert [(r["block"], r["direction"]) for r in rows] == [(b, d) for b in range(2) for d in directions]
+    inner = {"vit": None, "linear_vit": 8}.get(backbone, 4)
+    for row in rows:
+        assert row["residual_max"] < 1e-10 and row["bound_holds"] and row["inner_size"] == inner
+        assert row["matrices"] == 20 * {"vit": 2, "linear_vit": 2, "vim_mamba1": 24}.get(backbone, 4)
+        assert 1 <= row["effective_rank_mean"] <= row["rank_max"] <= row["rank_bound"]
+        assert row["block_rank_max"] <= row["block_rank_bound"] == min(6, inner or 6)
+        one_decay = backbone in ("vim", "mambar") and row["direction"] != "both"
+        assert row["decay_block_rank_max"] == (1 if one_decay else 0)
+        name = f"block{row['block']}/{row['direction']}"
+        matrix, spectrum = arrays[f"matrix/{name}"], arrays[f"spectrum/{name}"]
+        assert matrix.shape[-2:] == (row["tokens"],) * 2 and spectrum[0] == pytest.approx(1)
+        assert (np.diff(spectrum) <= 1e-12).all()
+
+
+def test_ranks_refuse_models_that_do_not_come_apart(shards, tmp_path):
+    with pytest.raises(SystemExit):
+        run("validate", "ranks", shards, tmp_path, "timm")
 
 
 def test_test_command(shards, tmp_path):

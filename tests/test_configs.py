@@ -12,13 +12,14 @@ import cli
 ROOT = Path(__file__).parents[1]
 CONFIGS = ROOT / "configs"
 BACKBONES = sorted(p.stem for p in (CONFIGS / "backbone").glob("*.yaml"))
-DEMO = ["dino", "linear_probe", "knn", "binary_auc"]
+DEMO = ["dino", "linear_probe", "knn", "binary_auc", "ranks"]
 TASKS = {  # task files in order -> data file
     ("dino",): "imagenet",
     ("dino", "dino_released"): "imagenet",
     ("linear_probe",): "imagenet",
     ("knn",): "imagenet",
     ("binary_auc",): "imagenet_s",
+    ("ranks",): "imagenet",
     **{(task, f"{task}_demo"): "demo_s" if task == "binary_auc" else "demo" for task in DEMO},
 }
 

@@ -3,7 +3,7 @@
 from backbones.ops.causal_conv import causal_conv, causal_conv_reference
 from backbones.ops.norm import RMSNorm, gated_rms_norm, rms_norm
 from backbones.ops.selective_scan import selective_scan, selective_scan_matrix, selective_scan_recurrent
-from backbones.ops.ssd import ssd, ssd_matrix, ssd_recurrent
+from backbones.ops.ssd import ssd, ssd_decay, ssd_matrix, ssd_recurrent
 
 __all__ = [
     "RMSNorm",
@@ -15,6 +15,7 @@ __all__ = [
     "selective_scan_matrix",
     "selective_scan_recurrent",
     "ssd",
+    "ssd_decay",
     "ssd_matrix",
     "ssd_recurrent",
 ]

@@ -79,15 +79,20 @@ def _decay(cum: Tensor) -> Tensor:
     return (cum[..., :, None] - cum[..., None, :]).masked_fill(above, float("-inf")).exp()
 
 
-def ssd_matrix(dt: Tensor, A: Tensor, B: Tensor, C: Tensor, rows: Tensor | None = None) -> Tensor:
-    """The token-mixing matrix M of Y = MX, without the skip D; (b, h, l, l), or (b, h, r, l) for ``rows`` (r)."""
+def ssd_decay(dt: Tensor, A: Tensor, rows: Tensor | None = None) -> Tensor:
+    """The decay mask exp(sum_{j<k<=i} dt_k A) for j <= i, else 0; (b, h, l, l), or (b, h, r, l) for ``rows`` (r)."""
     cum = torch.cumsum(_at_least_float32(dt) * A, 1).transpose(1, 2)  # b h l
-    length, rep = dt.shape[1], dt.shape[2] // B.shape[2]
+    length = dt.shape[1]
     index = torch.arange(length, device=dt.device) if rows is None else rows
     above = torch.arange(length, device=dt.device)[None, :] > index[:, None]
-    decay = (cum[:, :, index, None] - cum[:, :, None, :]).masked_fill(above, float("-inf")).exp()
-    scores = torch.einsum("brgn,blgn->bgrl", C[:, index], B).repeat_interleave(rep, 1)
-    return scores * decay * dt.transpose(1, 2)[:, :, None, :]
+    return (cum[:, :, index, None] - cum[:, :, None, :]).masked_fill(above, float("-inf")).exp()
+
+
+def ssd_matrix(dt: Tensor, A: Tensor, B: Tensor, C: Tensor, rows: Tensor | None = None) -> Tensor:
+    """The token-mixing matrix M of Y = MX, without the skip D; (b, h, l, l), or (b, h, r, l) for ``rows`` (r)."""
+    C = C if rows is None else C[:, rows]
+    scores = torch.einsum("brgn,blgn->bgrl", C, B).repeat_interleave(dt.shape[2] // B.shape[2], 1)
+    return scores * ssd_decay(dt, A, rows) * dt.transpose(1, 2)[:, :, None, :]
 
 
 class _MaskedProduct(torch.autograd.Function):

@@ -186,6 +186,23 @@ def test_linear_attention_rows_sum_to_one():
         build("linear_vit", key_axis="rows")
 
 
+@OURS
+@pytest.mark.parametrize("grid", [(4, 4), (3, 5)])
+def test_decomposition_is_what_the_mixer_does(name, grid):
+    """Y = MX in every block and direction, causal the right way round; the mean over directions is ``mixing``."""
+    model = build(name).double()
+    images = torch.randn(2, 3, 8 * grid[0], 8 * grid[1], dtype=torch.float64)
+    for block, parts in enumerate(model.decompose(images, range(model.depth))):
+        for part in parts:
+            torch.testing.assert_close(part.matrix @ part.inputs, part.outputs, atol=1e-10, rtol=0)
+            future = part.matrix.triu(1) if part.direction == "forward" else part.matrix.tril(-1)
+            assert part.direction == "attention" or not future.any()
+        mean = torch.stack([part.matrix for part in parts]).mean(0)
+        skip = model.token_mixing(images, block) - mean
+        torch.testing.assert_close(skip, torch.diag_embed(skip.diagonal(dim1=-2, dim2=-1)), atol=1e-12, rtol=0)
+        assert [part.direction for part in parts] in (["attention"], ["forward", "backward"])
+
+
 @pytest.mark.parametrize("name", ["vit", "linear_vit"])
 def test_attention_mixing_is_what_the_mixer_does(name):
     model = build(name).double()
