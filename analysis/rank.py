@@ -1,0 +1,210 @@
+"""Ranks of token-mixing matrices, drawn and put beside their bounds: ``python -m analysis.rank RUN [RUN ...]``.
+
+Reads the results.json and results.npz that ``TokenMixingRanks`` left in each run's folder. Writes into each folder
+matrices and spectra as PNG and PDF, and into the first one ranks.md, ranks.csv and ranks.html with all runs.
+"""
+
+import base64
+import csv
+import html
+import io
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+import numpy as np
+
+COLOURS = {"attention": "#0072b2", "forward": "#d55e00", "backward": "#009e73", "both": "#000000"}  # Okabe & Ito
+STYLES = {"attention": "-", "forward": "--", "backward": ":", "both": "-"}
+COLUMNS = {
+    "run": "run",
+    "backbone": "backbone",
+    "block": "block",
+    "direction": "direction",
+    "matrices": "matrices (images x heads)",
+    "rank_max": "rank of M, largest",
+    "rank_bound": "its bound",
+    "effective_rank": "effective rank of M",
+    "block_rank_max": "rank of a C x C block off the diagonal, largest",
+    "paper": "the paper's bound of it",
+    "block_rank_bound": "algebra's bound of it",
+    "block_effective_rank_mean": "its effective rank, mean",
+    "decay_block_rank_max": "rank of the decay mask's block",
+    "bound_holds": "bounds hold",
+    "residual_max": "error of Y = MX",
+}
+
+
+def read(run: Path) -> dict[str, Any]:
+    """A run's table. ValueError where the folder holds none, or one of another evaluation."""
+    path = run / "results.json"
+    if not path.is_file():
+        raise ValueError(f"{path} is missing: run dinomamba validate with configs/task/ranks.yaml first")
+    table = json.loads(path.read_text())
+    if table.get("module") != "TokenMixingRanks":
+        raise ValueError(f"{path} is a table of {table.get('module')}, wanted one of TokenMixingRanks")
+    return table
+
+
+def _paper(row: dict[str, Any]) -> str:
+    """The bound of a block off the diagonal as the paper's lemmas state it."""
+    if row["direction"] == "attention":
+        return f"L = {row['tokens']}" if row["inner_size"] is None else f"d = {row['inner_size']}"
+    return f"rank(L) · {row['inner_size']}, rank(L) ≫ 1"
+
+
+def rows_of(run: Path) -> list[dict[str, Any]]:
+    """A run's rows with the columns of COLUMNS."""
+    table = read(run)
+    found = []
+    for row in table["rows"]:
+        row = row | {
+            "run": run.name,
+            "backbone": table["backbone"],
+            "effective_rank": f"{row['effective_rank_mean']:.2f} ± {row['effective_rank_std']:.2f}",
+            "paper": _paper(row),
+        }
+        found.append({key: row[key] for key in COLUMNS})
+    return found
+
+
+def _format(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "NO"
+    if isinstance(value, float):
+        return f"{value:.1e}" if 0 < value < 1e-3 else f"{value:.2f}"
+    return str(value)
+
+
+def draw_matrices(run: Path, path: Path) -> None:
+    """log10 |M| of the first image's first head: a row per block, a column per direction, chunks outlined."""
+    arrays = np.load(run / "results.npz")
+    chunk = read(run)["rows"][0]["chunk"]
+    names = [name.split("/")[1:] for name in arrays if name.startswith("matrix/")]
+    blocks = list(dict.fromkeys(block for block, _ in names))
+    directions = list(dict.fromkeys(direction for _, direction in names))
+    size = (2.9 * len(directions) + 0.6, 2.7 * len(blocks))
+    fig, axes = plt.subplots(len(blocks), len(directions), figsize=size, squeeze=False, layout="constrained")
+    for (block, direction), axis in zip(((b, d) for b in blocks for d in directions), axes.flat, strict=True):
+        size_of = np.abs(arrays[f"matrix/{block}/{direction}"][0])
+        shown = np.log10(np.where(size_of > 0, size_of / size_of.max(), np.nan))
+        image = axis.imshow(np.maximum(shown, -6), cmap="viridis", vmin=-6, vmax=0)
+        for edge in range(chunk, len(shown), chunk):
+            axis.axhline(edge - 0.5, color="white", linewidth=0.6)
+            axis.axvline(edge - 0.5, color="white", linewidth=0.6)
+        axis.set_title(f"{block.replace('block', 'block ')}, {direction}", fontsize=10)
+        axis.set_xticks([])
+        axis.set_yticks([])
+    axes[-1, 0].set_xlabel("token read")
+    axes[-1, 0].set_ylabel("token written")
+    fig.colorbar(image, ax=axes, label="log10 |M| / max |M|, at least -6", shrink=0.6)
+    _save(fig, path)
+
+
+def draw_spectra(run: Path, path: Path) -> None:
+    """Mean singular values of M over the largest, a panel per block."""
+    arrays = np.load(run / "results.npz")
+    names = [name.split("/")[1:] for name in arrays if name.startswith("spectrum/")]
+    blocks = list(dict.fromkeys(block for block, _ in names))
+    columns = min(4, len(blocks))
+    count = -(-len(blocks) // columns)
+    fig, axes = plt.subplots(
+        count, columns, figsize=(3 * columns, 2.5 * count), squeeze=False, sharey=True, layout="constrained"
+    )
+    for axis, block in zip(axes.flat, blocks, strict=False):
+        for direction in (d for b, d in names if b == block):
+            values = np.maximum(arrays[f"spectrum/{block}/{direction}"], 1e-16)
+            axis.semilogy(
+                np.arange(1, len(values) + 1), values, STYLES[direction], color=COLOURS[direction], label=direction
+            )
+        axis.set_title(block.replace("block", "block "), fontsize=10)
+        axis.spines[["top", "right"]].set_visible(False)
+    for axis in axes.flat[len(blocks) :]:
+        axis.set_visible(False)
+    axes[-1, 0].set(xlabel="singular value number", ylabel="σ / largest σ")
+    axes[0, 0].legend(fontsize=9)
+    _save(fig, path)
+
+
+def _save(fig: Any, path: Path) -> None:
+    """PNG and PDF, written aside and renamed."""
+    for suffix in (".png", ".pdf"):
+        aside = path.with_name(f".{path.stem}{suffix}")
+        fig.savefig(aside, dpi=110)
+        aside.replace(path.with_suffix(suffix))
+    plt.close(fig)
+
+
+NOTE = """M is the token-mixing matrix of Y = MX in float64, without the skip D. A block off the diagonal holds what a
+chunk of C tokens reads from another. The paper bounds it for Mamba-2 by rank(L) times the state size n, with the decay
+mask's rank(L) far above 1. For one decay a head the mask's block is an outer product, exp(a_i - a_j) = exp(a_i)
+exp(-a_j), so its rank is exactly 1 (measured here in its own column), and the block's bound is n. Mamba still differs
+from linear attention: M as a whole is triangular and of full rank, the two directions add up, decays weight the
+spectrum, and n does not depend on the width of a head. The numerical rank counts singular values above the run's
+tolerance (1e-10 unless set) of the largest; the effective rank is the exponential of the spectrum's entropy."""
+
+
+def to_markdown(rows: list[dict[str, Any]]) -> str:
+    """The table of all runs."""
+    lines = ["| " + " | ".join(COLUMNS.values()) + " |", "|" + " --- |" * len(COLUMNS)]
+    lines += ["| " + " | ".join(_format(row[key]) for key in COLUMNS) + " |" for row in rows]
+    return "\n".join(["# Ranks of token-mixing matrices", "", *lines, "", NOTE, ""])
+
+
+def to_html(rows: list[dict[str, Any]], runs: list[Path]) -> str:
+    """A page that needs no other file."""
+    head = "".join(f"<th>{html.escape(label)}</th>" for label in COLUMNS.values())
+    body = "".join(
+        "<tr>" + "".join(f"<td>{html.escape(_format(row[key]))}</td>" for key in COLUMNS) + "</tr>" for row in rows
+    )
+    pictures = ""
+    for run in runs:
+        for name, text in (("matrices", "matrices by block and direction"), ("spectra", "singular values by block")):
+            data = base64.b64encode((run / f"{name}.png").read_bytes()).decode()
+            pictures += f'<h2>{html.escape(run.name)}: {text}</h2><img alt="{text}" src="data:image/png;base64,{data}">'
+    return f"""<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<title>Ranks of token-mixing matrices</title>
+<style>
+body {{ font: 16px/1.5 system-ui, sans-serif; color: #1b1b1b; background: #fff; max-width: 80rem; margin: 0 auto;
+  padding: 1rem; }}
+table {{ border-collapse: collapse; font-size: .85rem; font-variant-numeric: tabular-nums; }}
+th, td {{ padding: .3rem .5rem; border-bottom: 1px solid #ddd; text-align: right; }}
+.scroll {{ overflow-x: auto; }} img {{ max-width: 100%; height: auto; }} p {{ max-width: 60rem; }}
+</style></head><body><h1>Ranks of token-mixing matrices</h1>
+<p>{html.escape(NOTE)}</p>
+<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>{pictures}
+</body></html>
+"""
+
+
+def main(runs: list[Path]) -> None:
+    """Writes pictures into each run's folder and the tables into the first one's."""
+    rows = [row for run in runs for row in rows_of(run)]
+    for run in runs:
+        draw_matrices(run, run / "matrices.png")
+        draw_spectra(run, run / "spectra.png")
+    buffer = io.StringIO()
+    writer = csv.DictWriter(buffer, COLUMNS)
+    writer.writeheader()
+    writer.writerows(rows)
+    texts = {"ranks.md": to_markdown(rows), "ranks.csv": buffer.getvalue(), "ranks.html": to_html(rows, runs)}
+    for name, text in texts.items():
+        aside = runs[0] / f".{name}"
+        aside.write_text(text)
+        aside.replace(runs[0] / name)
+    print(runs[0] / "ranks.html")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) < 2:
+        sys.exit("usage: python -m analysis.rank RUN [RUN ...]")
+    try:
+        main([Path(argument) for argument in sys.argv[1:]])
+    except ValueError as error:
+        sys.exit(f"error: {error}")

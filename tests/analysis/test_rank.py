@@ -1,0 +1,68 @@
+"""Rank tables and pictures from runs of the test's making."""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from analysis import rank
+
+
+def write_run(folder, directions=("forward", "backward", "both"), inner=4, **changes):
+    folder.mkdir()
+    rng = np.random.default_rng(0)
+    rows, arrays = [], {}
+    for block in range(2):
+        for direction in directions:
+            rows.append(
+                {
+                    "block": block, "direction": direction, "tokens": 12, "chunk": 5, "inner_size": inner,
+                    "matrices": 6, "residual_max": 3e-16, "rank_mean": 12.0, "rank_max": 12, "rank_bound": 12,
+                    "effective_rank_mean": 7.25, "effective_rank_std": 0.5, "block_rank_max": 4, "block_rank_bound": 4,
+                    "block_effective_rank_mean": 1.5, "decay_block_rank_max": 1, "bound_holds": True,
+                }
+            )  # fmt: skip
+            arrays[f"matrix/block{block}/{direction}"] = np.tril(rng.normal(size=(2, 12, 12)))
+            arrays[f"spectrum/block{block}/{direction}"] = np.linspace(1, 0, 12)
+    table = {"module": "TokenMixingRanks", "backbone": "VisionMamba", "rows": rows} | changes
+    (folder / "results.json").write_text(json.dumps(table))
+    np.savez(folder / "results.npz", **arrays)
+    return folder
+
+
+def test_tables_and_pictures(tmp_path):
+    vim = write_run(tmp_path / "vim")
+    vit = write_run(tmp_path / "vit", ("attention",), None, backbone="VisionTransformer")
+    linear = write_run(tmp_path / "linear", ("attention",), 8, backbone="LinearVisionTransformer")
+    rank.main([vim, vit, linear])
+    with open(vim / "ranks.csv") as file:
+        rows = list(csv.DictReader(file))
+    assert [r["paper"] for r in rows[:3]] == ["rank(L) · 4, rank(L) ≫ 1"] * 3
+    assert [r["paper"] for r in rows[6:]] == ["L = 12"] * 2 + ["d = 8"] * 2
+    assert {r["block_rank_bound"] for r in rows} == {"4"} and rows[0]["effective_rank"] == "7.25 ± 0.50"
+    markdown = (vim / "ranks.md").read_text()
+    assert markdown.count("\n| ") == 12 and "| yes | 3.0e-16 |" in markdown
+    page = (vim / "ranks.html").read_text()
+    assert page.count("<img") == 6 and "exactly 1" in page and 'src="http' not in page
+    for run in (vim, vit, linear):
+        for name in ("matrices", "spectra"):
+            assert Image.open(run / f"{name}.png").size[0] > 200
+            assert (run / f"{name}.pdf").read_bytes().startswith(b"%PDF")
+        assert not [p.name for p in run.iterdir() if p.name.startswith(".")]
+
+
+def test_a_broken_bound_is_told(tmp_path):
+    run = write_run(tmp_path / "vim")
+    table = json.loads((run / "results.json").read_text())
+    table["rows"][1]["bound_holds"] = False
+    (run / "results.json").write_text(json.dumps(table))
+    assert rank.to_markdown(rank.rows_of(run)).count("| NO |") == 1
+
+
+def test_other_folders_are_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"results.json is missing: run dinomamba validate with configs/task/ranks"):
+        rank.read(tmp_path)
+    with pytest.raises(ValueError, match="is a table of KNN, wanted one of TokenMixingRanks"):
+        rank.read(write_run(tmp_path / "knn", module="KNN"))
