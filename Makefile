@@ -6,7 +6,7 @@ BIN = .venv/bin
 DEMO = data/demo/_info.json
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint
+.PHONY: help setup demo ranks test lint
 .DELETE_ON_ERROR:
 
 help: ## this list
@@ -66,3 +66,29 @@ how-auc = validate $(BASE) -c configs/task/binary_auc.yaml -c configs/data/demo_
 
 $(RUN)/report.html: $(PRETRAINED) $(EVALUATIONS)
 	$(BIN)/python -m analysis.report $(RUN) > /dev/null
+
+# ---- ranks of token-mixing matrices: three mixers of equal size, pretrained alike on the demo's data ---------------
+MIXERS = vim vit linear_vit
+
+ranks: $(MIXERS:%=$(RUN)/ranks-%/.done) ## ranks of the mixers' matrices beside their bounds, on embedded data
+	$(BIN)/python -m analysis.rank $(MIXERS:%=$(RUN)/ranks-%)
+
+.PRECIOUS: $(RUN)/pretrain-%/.done
+$(RUN)/pretrain-%/.done: $(DEMO)
+	$(BIN)/dinomamba fit $(BASE) -c configs/task/dino.yaml -c configs/data/demo.yaml -c configs/backbone/$*_demo.yaml \
+		-c configs/task/dino_demo.yaml --seed_everything $(SEED) --trainer.logger.init_args.save_dir $(RUN) \
+		--trainer.logger.init_args.name pretrain-$*
+	touch $@
+
+$(RUN)/ranks-vim/.done: $(PRETRAINED)
+	$(call rank,vim,$(RUN)/pretrain)
+
+$(RUN)/ranks-%/.done: $(RUN)/pretrain-%/.done
+	$(call rank,$*,$(RUN)/pretrain-$*)
+
+define rank
+$(BIN)/dinomamba validate $(BASE) -c configs/task/ranks.yaml -c configs/data/demo.yaml -c configs/backbone/$(1)_demo.yaml \
+	-c configs/task/ranks_demo.yaml --seed_everything $(SEED) --trainer.logger.init_args.save_dir $(RUN) \
+	--trainer.logger.init_args.name ranks-$(1) --model.init_args.backbone_weights $(2)/checkpoints/last.ckpt
+touch $@
+endef

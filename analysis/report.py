@@ -22,6 +22,7 @@ from rich.table import Table
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 MODELS = ("untrained", "pretrained")
+TASKS = ("probe", "knn", "auc")
 METRICS = {
     "linear_top1": "linear probe, top-1",
     "knn_top1": "k-NN, top-1",
@@ -56,7 +57,8 @@ def collect(run: Path) -> dict[str, Any]:
         }
     shuffled = _map_row(run, "pretrained", "shuffled")
     record = _read(run / "pretrain" / "run.json")
-    stages = [_read(path) for path in run.glob("*/run.json")]
+    folders = [run / "pretrain", *(run / f"{model}-{task}" for model in MODELS for task in TASKS)]
+    stages = [_read(folder / "run.json") for folder in folders]
     speed = scalars(run / "pretrain").get("perf/images_per_second", [])
     report |= {
         "shuffled_auc": shuffled["auc"],
