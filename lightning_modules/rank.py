@@ -22,7 +22,7 @@ BOTH = "both"
 class TokenMixingRanks(FrozenBackboneModule):
     """Measures M of Y = MX in float64 over images and heads, and checks what algebra says of its rank.
 
-    Per block and direction: the largest error of Y = MX over the largest \\|Y\\|; numerical and effective rank of M;
+    Per block and direction: the largest error of Y = MX over the image's largest abs(Y); numerical and effective rank of M;
     of the C x C blocks of M off the diagonal, the largest numerical rank and the mean effective rank; the largest
     rank of the decay mask's blocks off the diagonal (1 for a scalar decay); and the bound of
     :func:`metrics.rank.rank_bound`. A scan's blocks are those on its own side of the diagonal. ``both`` is the mean of
@@ -87,7 +87,8 @@ class TokenMixingRanks(FrozenBackboneModule):
                 matrices = {}
                 for part in parts:
                     M, decay = part.matrix[:, some], None if part.decay is None else part.decay[:, some]
-                    error = (part.matrix @ part.inputs - part.outputs).abs().amax((1, 2, 3)) / part.outputs.abs().max()
+                    error = (part.matrix @ part.inputs - part.outputs).abs().amax((1, 2, 3))
+                    error = error / part.outputs.abs().amax((1, 2, 3))
                     residual = error[:, None].expand(len(images), len(some))
                     self._measure((block, part.direction), count, M, decay, part.width, residual)
                     matrices[part.direction] = M
