@@ -22,9 +22,9 @@ BOTH = "both"
 class TokenMixingRanks(FrozenBackboneModule):
     """Measures M of Y = MX in float64 over images and heads, and checks what algebra says of its rank.
 
-    Per block and direction: the largest error of Y = MX over the image's largest abs(Y); numerical and effective rank of M;
-    of the C x C blocks of M off the diagonal, the largest numerical rank and the mean effective rank; the largest
-    rank of the decay mask's blocks off the diagonal (1 for a scalar decay); and the bound of
+    Per block and direction: the largest error of Y = MX over the image's largest abs(Y); numerical and effective
+    rank of M; of the C x C blocks of M off the diagonal, the largest numerical rank and the mean effective rank; the
+    largest rank of the decay mask's blocks off the diagonal (1 for a scalar decay); and the bound of
     :func:`metrics.rank.rank_bound`. A scan's blocks are those on its own side of the diagonal. ``both`` is the mean of
     the two directions. The skip D of scans, a diagonal, is left out.
 
