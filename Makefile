@@ -43,9 +43,14 @@ $(DEMO): .venv/.ready datamodules/demo.py
 	$(BIN)/python -m datamodules.prepare demo --out $(@D) --overwrite true
 
 $(PRETRAINED): $(DEMO)
-	$(BIN)/dinomamba fit $(BASE) -c configs/task/dino.yaml -c configs/data/demo.yaml $(VIM) \
-		-c configs/task/dino_demo.yaml --trainer.logger.init_args.name pretrain
-	touch $@
+	$(call pretrain,vim,pretrain)
+
+define pretrain
+$(BIN)/dinomamba fit $(BASE) -c configs/task/dino.yaml -c configs/data/demo.yaml -c configs/backbone/$(1)_demo.yaml \
+	-c configs/task/dino_demo.yaml --seed_everything $(SEED) --trainer.logger.init_args.save_dir $(RUN) \
+	--trainer.logger.init_args.name $(2)
+touch $@
+endef
 
 # The evaluations run two at a time, one thread each, and write what they say into the run folder.
 $(RUN)/untrained-%/.done: $(DEMO)
@@ -75,10 +80,7 @@ ranks: $(MIXERS:%=$(RUN)/ranks-%/.done) ## ranks of the mixers' matrices beside 
 
 .PRECIOUS: $(RUN)/pretrain-%/.done
 $(RUN)/pretrain-%/.done: $(DEMO)
-	$(BIN)/dinomamba fit $(BASE) -c configs/task/dino.yaml -c configs/data/demo.yaml -c configs/backbone/$*_demo.yaml \
-		-c configs/task/dino_demo.yaml --seed_everything $(SEED) --trainer.logger.init_args.save_dir $(RUN) \
-		--trainer.logger.init_args.name pretrain-$*
-	touch $@
+	$(call pretrain,$*,pretrain-$*)
 
 $(RUN)/ranks-vim/.done: $(PRETRAINED)
 	$(call rank,vim,$(RUN)/pretrain)

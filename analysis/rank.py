@@ -4,7 +4,6 @@ Reads the results.json and results.npz that ``TokenMixingRanks`` left in each ru
 matrices and spectra as PNG and PDF, and into the first one ranks.md, ranks.csv and ranks.html with all runs.
 """
 
-import base64
 import csv
 import html
 import io
@@ -18,6 +17,8 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
+
+from analysis.pages import picture, write_text
 
 COLOURS = {"attention": "#0072b2", "forward": "#d55e00", "backward": "#009e73", "both": "#000000"}  # Okabe & Ito
 STYLES = {"attention": "-", "forward": "--", "backward": ":", "both": "-"}
@@ -165,8 +166,7 @@ def to_html(rows: list[dict[str, Any]], runs: list[Path]) -> str:
     pictures = ""
     for run in runs:
         for name, text in (("matrices", "matrices by block and direction"), ("spectra", "singular values by block")):
-            data = base64.b64encode((run / f"{name}.png").read_bytes()).decode()
-            pictures += f'<h2>{html.escape(run.name)}: {text}</h2><img alt="{text}" src="data:image/png;base64,{data}">'
+            pictures += f"<h2>{html.escape(run.name)}: {text}</h2>{picture(run / f'{name}.png', text)}"
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <title>Ranks of token-mixing matrices</title>
@@ -195,9 +195,7 @@ def main(runs: list[Path]) -> None:
     writer.writerows(rows)
     texts = {"ranks.md": to_markdown(rows), "ranks.csv": buffer.getvalue(), "ranks.html": to_html(rows, runs)}
     for name, text in texts.items():
-        aside = runs[0] / f".{name}"
-        aside.write_text(text)
-        aside.replace(runs[0] / name)
+        write_text(runs[0] / name, text)
     print(runs[0] / "ranks.html")
 
 

@@ -4,7 +4,6 @@ Reads RUN/pretrain and RUN/{untrained,pretrained}-{probe,knn,auc}; writes RUN/re
 self-contained report.html, and prints one table.
 """
 
-import base64
 import html
 import json
 import sys
@@ -20,6 +19,8 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from analysis.pages import picture, write_text
 
 MODELS = ("untrained", "pretrained")
 TASKS = ("probe", "knn", "auc")
@@ -168,10 +169,6 @@ def table_rows(report: dict[str, Any]) -> list[tuple[str, str, str, str]]:
 def to_html(report: dict[str, Any], maps: Path, curves: Path) -> str:
     """A page that needs no other file."""
 
-    def picture(path: Path, text: str) -> str:
-        data = base64.b64encode(path.read_bytes()).decode()
-        return f'<img alt="{html.escape(text)}" src="data:image/png;base64,{data}">'
-
     body = "".join(
         f"<tr><th scope=row>{html.escape(label)}</th><td>{before}</td><td>{after}</td><td>{change}</td></tr>"
         for label, before, after, change in table_rows(report)
@@ -222,9 +219,7 @@ def main(run: Path) -> None:
         (run / "report.json", json.dumps(report, indent=1)),
         (run / "report.html", to_html(report, maps, curves)),
     ):
-        aside = path.with_name(f".{path.name}")
-        aside.write_text(text)
-        aside.replace(path)
+        write_text(path, text)
     table = Table("metric", "untrained", "pretrained", "difference", title=f"dinomamba demo, seed {report['seed']}")
     for row in table_rows(report):
         table.add_row(*row)

@@ -83,6 +83,12 @@ def resample_pos_embed(pos: Tensor, old: tuple[int, int], new: tuple[int, int]) 
     return grid.flatten(2).transpose(1, 2)
 
 
+def cls_first(patches: Tensor, cls: Tensor, pos: Tensor, old: tuple[int, int], new: tuple[int, int]) -> Tensor:
+    """(B, N, D) patches behind the class token (B, 1, D), with positions (1, 1 + N_old, D) resampled to their grid."""
+    patch_pos = resample_pos_embed(pos[:, 1:], old, new)
+    return torch.cat([cls, patches], 1) + torch.cat([pos[:, :1], patch_pos], 1)
+
+
 def register_positions(num_patches: int, num_registers: int) -> Tensor:
     """Mamba-Reg's even spread: ⌊N/(R+1)⌋ patches before each register; (R)."""
     gap = num_patches // (num_registers + 1)

@@ -12,7 +12,7 @@ from backbones.mixers import BidirectionalMamba2
 from backbones.ops import RMSNorm
 from backbones.registry import register_sizes
 from backbones.sequence import SequenceBackbone, Step, drop_path_rates
-from backbones.tokens import Layout, PatchEmbed, other_positions, patch_grid, resample_pos_embed
+from backbones.tokens import Layout, PatchEmbed, cls_first, other_positions, patch_grid
 
 
 class MambaBlock(nn.Module):
@@ -125,9 +125,7 @@ class VisionMamba(MambaStack):
     def _embed(self, images: Tensor) -> tuple[Tensor, Layout]:
         grid = self.patch_embed.grid(images)
         cls = self.cls_token.expand(images.shape[0], -1, -1)
-        x = torch.cat([cls, self.patch_embed(images)], 1)
-        patch_pos = resample_pos_embed(self.pos_embed[:, 1:], self.grid_size, grid)
-        x = x + torch.cat([self.pos_embed[:, :1], patch_pos], 1)
+        x = cls_first(self.patch_embed(images), cls, self.pos_embed, self.grid_size, grid)
         middle = x.shape[1] // 2
         x = torch.cat([x[:, :middle], cls, x[:, middle:]], 1)
         patches = other_positions(x.shape[1], torch.tensor([0, middle]))

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from backbones.mixers import SoftmaxAttention
 from backbones.sequence import SequenceBackbone, Step, drop_path_rates
-from backbones.tokens import Layout, PatchEmbed, patch_grid, resample_pos_embed
+from backbones.tokens import Layout, PatchEmbed, cls_first, patch_grid
 
 
 class TransformerBlock(nn.Module):
@@ -67,9 +67,7 @@ class VisionTransformer(SequenceBackbone):
     def _embed(self, images: Tensor) -> tuple[Tensor, Layout]:
         grid = self.patch_embed.grid(images)
         cls = self.cls_token.expand(images.shape[0], -1, -1)
-        x = torch.cat([cls, self.patch_embed(images)], 1)
-        patch_pos = resample_pos_embed(self.pos_embed[:, 1:], self.grid_size, grid)
-        x = x + torch.cat([self.pos_embed[:, :1], patch_pos], 1)
+        x = cls_first(self.patch_embed(images), cls, self.pos_embed, self.grid_size, grid)
         index = torch.arange(x.shape[1], device=x.device)
         return x, Layout(grid, index[1:], index[:1])
 

@@ -12,6 +12,7 @@ from backbones import Backbone, SequenceBackbone
 from lightning_modules.frozen import FrozenBackboneModule, gather_rows
 from lightning_modules.hparams import record_hyperparameters
 from metrics import effective_rank, numerical_rank, partition, rank_bound, singular_values
+from metrics.rank import TOLERANCE
 
 FIELDS = (
     "residual", "rank", "effective_rank", "block_rank_max", "block_effective_rank", "decay_rank_max", "bound_exceeded",
@@ -45,7 +46,7 @@ class TokenMixingRanks(FrozenBackboneModule):
         blocks: list[int] | Literal["all"] = "all",
         chunk: int = 14,
         max_heads: int = 24,
-        tolerance: float = 1e-10,
+        tolerance: float = TOLERANCE,
         backbone_weights: str | None = None,
         weights_key: str = "teacher",
     ) -> None:

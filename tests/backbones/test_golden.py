@@ -9,13 +9,9 @@ from safetensors.torch import load_file
 from backbones import MambaReg, SupervisedMambaReg, SupervisedVim, VisionMamba, VisionTransformer, weights
 
 
-def dims_of(state):
-    """Constructor arguments of a Mamba backbone, read from the shapes of its state."""
+def shared_dims_of(state, inner):
+    """Constructor arguments that both kinds of Mamba have, read from the shapes of their state."""
     embed_dim = state["norm_f.weight"].shape[0]
-    mixer = "layers.0.mixer."
-    inner = state[mixer + "norm.weight"].shape[0]
-    heads = state[mixer + "A_log"].shape[0]
-    conv_dim, _, d_conv = state[mixer + "conv1d.weight"].shape
     patch = state["patch_embed.proj.weight"].shape[-1]
     registers = state["cls_token"].shape[1] if "pos_embed_cls" in state else 0
     tokens = state["pos_embed"].shape[1] - (0 if registers else 1)
@@ -25,11 +21,27 @@ def dims_of(state):
         "patch_size": patch,
         "img_size": patch * round(tokens**0.5),
         "expand": inner // embed_dim,
-        "headdim": inner // heads,
-        "d_state": (conv_dim - inner) // 2,
-        "d_conv": d_conv,
+        "d_conv": state["layers.0.mixer.conv1d.weight"].shape[-1],
     }
     return dims | ({"num_registers": registers} if registers else {})
+
+
+def dims_of(state):
+    """Constructor arguments of a Mamba-2 backbone."""
+    mixer = "layers.0.mixer."
+    inner = state[mixer + "norm.weight"].shape[0]
+    headdim = inner // state[mixer + "A_log"].shape[0]
+    d_state = (state[mixer + "conv1d.weight"].shape[0] - inner) // 2
+    return shared_dims_of(state, inner) | {"headdim": headdim, "d_state": d_state}
+
+
+def supervised_dims_of(state):
+    """Constructor arguments of a supervised Mamba-1 model."""
+    inner, d_state = state["layers.0.mixer.A_log"].shape
+    dims = shared_dims_of(state, inner) | {"d_state": d_state, "num_classes": state["head.weight"].shape[0]}
+    if "neck.weight" in state:
+        dims["cls_reduce"] = dims["embed_dim"] // state["neck.weight"].shape[0]
+    return dims
 
 
 def open_golden(path):
@@ -60,28 +72,6 @@ def test_mamba(golden_dir, name, family, backend):
         last = last_of(tensors, size)
         ours = torch.stack([f.cls for f in model.forward_intermediates(images, last.shape[1])], 1)
         close(ours, last)
-
-
-def supervised_dims_of(state):
-    """Constructor arguments of a supervised Mamba-1 model, read from the shapes of its state."""
-    embed_dim = state["norm_f.weight"].shape[0]
-    inner, d_state = state["layers.0.mixer.A_log"].shape
-    registers = state["cls_token"].shape[1] if "pos_embed_cls" in state else 0
-    tokens = state["pos_embed"].shape[1] - (0 if registers else 1)
-    patch = state["patch_embed.proj.weight"].shape[-1]
-    dims = {
-        "embed_dim": embed_dim,
-        "depth": 1 + max(int(re.match(r"layers\.(\d+)", k)[1]) for k in state if k.startswith("layers.")),
-        "patch_size": patch,
-        "img_size": patch * round(tokens**0.5),
-        "expand": inner // embed_dim,
-        "d_state": d_state,
-        "d_conv": state["layers.0.mixer.conv1d.weight"].shape[-1],
-        "num_classes": state["head.weight"].shape[0],
-    }
-    if registers:
-        dims |= {"num_registers": registers, "cls_reduce": embed_dim // state["neck.weight"].shape[0]}
-    return dims
 
 
 @pytest.mark.parametrize(("name", "family"), [("vim", SupervisedVim), ("mambar", SupervisedMambaReg)])
