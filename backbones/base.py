@@ -1,6 +1,6 @@
 """What every backbone offers to the rest of the project.
 
-Shapes: B images, D embed_dim, h x w patch grid, R read-out tokens (registers, or the one CLS), L tokens.
+Shapes: B images, D embed_dim, h x w patch grid, T read-out tokens (all registers, or the one CLS), R registers, L tokens.
 """
 
 from abc import ABC, abstractmethod
@@ -26,7 +26,9 @@ class BlockView(NamedTuple):
 
     features: Features
     mixing: Tensor | None
-    """(B, R, heads, h, w): rows of the token-mixing matrix at the read-out tokens, over the patches."""
+    """(B, T, heads, h, w): rows of the token-mixing matrix at the T read-out tokens, over the patches."""
+    register_mixing: Tensor | None = None
+    """(B, R, heads, h, w): its rows at the registers, or None where the family has none."""
 
 
 class Backbone(nn.Module, ABC):

@@ -36,7 +36,7 @@ class SpreadRegisters(MambaStack):
         patches = other_positions(count + self.num_registers, at)
         order = torch.argsort(torch.cat([patches, at])).to(x.device)
         x = torch.cat([x, registers.to(x.dtype)], 1)[:, order]
-        return x, Layout(grid, patches.to(x.device), at.to(x.device), has_registers=True)
+        return x, Layout(grid, patches.to(x.device), at.to(x.device), at.to(x.device))
 
 
 class MambaReg(SpreadRegisters):

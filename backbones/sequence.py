@@ -4,6 +4,7 @@ from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from backbones.base import Backbone, BlockView, Features
@@ -53,10 +54,18 @@ class SequenceBackbone(Backbone):
         views = {}
         for i, step in enumerate(self._steps(x)):
             if i in wanted:
-                rows = step.mixer.mixing(step.pre_norm(step.before), layout.readout) if mixing else None
-                maps = None if rows is None else layout.rows_to_maps(rows)
-                views[i] = BlockView(layout.split(self._final_norm(step.out)), maps)
+                features = layout.split(self._final_norm(step.out))
+                views[i] = BlockView(features, *(self._mixing_maps(step, layout) if mixing else (None, None)))
         return [views[i] for i in wanted]
+
+    @staticmethod
+    def _mixing_maps(step: Step, layout: Layout) -> tuple[Tensor, Tensor | None]:
+        """Rows of a block's mixing matrix over the patches: at the read-out tokens, and at the registers."""
+        registers = layout.readout[:0] if layout.registers is None else layout.registers
+        positions, where = torch.cat([layout.readout, registers]).unique(return_inverse=True)
+        maps = layout.rows_to_maps(step.mixer.mixing(step.pre_norm(step.before), positions))
+        readout, register = where.split([len(layout.readout), len(registers)])
+        return maps[:, readout], None if layout.registers is None else maps[:, register]
 
     def token_mixing(self, images: Tensor, block: int = -1) -> Tensor:
         wanted = self._block_index(block)

@@ -89,8 +89,11 @@ class TimmModel(Backbone):
         if not self.has_cls:
             raise ValueError(f"{type(self.model).__name__} has no class token, so no CLS row of a mixing matrix")
         h, w = features[wanted[0]].patches.shape[-2:]
-        rows = [attention.maps[i][:, :, :1, self.num_prefix :].transpose(1, 2).unflatten(-1, (h, w)) for i in wanted]
-        return [BlockView(features[i], row) for i, row in zip(wanted, rows, strict=True)]
+        views = []
+        for i in wanted:
+            rows = attention.maps[i][:, :, : self.num_prefix, self.num_prefix :].transpose(1, 2).unflatten(-1, (h, w))
+            views.append(BlockView(features[i], rows[:, :1], rows[:, 1:] if self.num_prefix > 1 else None))
+        return views
 
     def token_mixing(self, images: Tensor, block: int = -1) -> Tensor:
         wanted = self._block_index(block)

@@ -20,8 +20,9 @@ class Layout(NamedTuple):
     patches: Tensor
     """(N) positions of the patches, in raster order."""
     readout: Tensor
-    """(R) positions of the tokens the embedding is the mean of."""
-    has_registers: bool = False
+    """(T) positions of the tokens the embedding is the mean of."""
+    registers: Tensor | None = None
+    """(R) positions of the registers, where the family has any."""
 
     def readout_mean(self, tokens: Tensor) -> Tensor:
         """(B, L, D) to (B, D)."""
@@ -29,9 +30,10 @@ class Layout(NamedTuple):
 
     def split(self, tokens: Tensor) -> Features:
         """(B, L, D) normed tokens to :class:`Features`."""
-        readout = tokens[:, self.readout]
         patches = tokens[:, self.patches].transpose(1, 2).unflatten(-1, self.grid)
-        return Features(readout.mean(1), patches, readout if self.has_registers else None)
+        return Features(
+            self.readout_mean(tokens), patches, None if self.registers is None else tokens[:, self.registers]
+        )
 
     def rows_to_maps(self, rows: Tensor) -> Tensor:
         """(B, heads, R, L) rows of a mixing matrix to (B, R, heads, h, w)."""

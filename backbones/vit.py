@@ -38,11 +38,12 @@ class VisionTransformer(SequenceBackbone):
         num_heads: attention heads.
         mlp_ratio: hidden width of the MLP over D.
         drop_path: stochastic depth rate of the last block, growing linearly from 0 at the first.
+        num_registers: registers behind the class token, without positions and not read out (Darcet et al. 2024).
     """
 
     def __init__(
         self, img_size: int | tuple[int, int] = 224, patch_size: int = 16, embed_dim: int = 384, depth: int = 12,
-        num_heads: int = 6, mlp_ratio: float = 4.0, drop_path: float = 0.0,
+        num_heads: int = 6, mlp_ratio: float = 4.0, drop_path: float = 0.0, num_registers: int = 0,
     ) -> None:  # fmt: skip
         super().__init__()
         self.embed_dim, self.patch_size, self.depth, self.num_heads = embed_dim, patch_size, depth, num_heads
@@ -50,6 +51,10 @@ class VisionTransformer(SequenceBackbone):
         self.patch_embed = PatchEmbed(patch_size, embed_dim)
         self.cls_token = nn.Parameter(torch.zeros(1, 1, embed_dim))
         self.pos_embed = nn.Parameter(torch.zeros(1, self.grid_size[0] * self.grid_size[1] + 1, embed_dim))
+        if num_registers:
+            self.register_tokens = nn.Parameter(torch.zeros(1, num_registers, embed_dim))
+            nn.init.normal_(self.register_tokens, std=1e-6)
+        self.num_registers = num_registers
         self.blocks = nn.ModuleList(
             TransformerBlock(embed_dim, self._mixer(), mlp_ratio, rate) for rate in drop_path_rates(drop_path, depth)
         )
@@ -68,8 +73,14 @@ class VisionTransformer(SequenceBackbone):
         grid = self.patch_embed.grid(images)
         cls = self.cls_token.expand(images.shape[0], -1, -1)
         x = cls_first(self.patch_embed(images), cls, self.pos_embed, self.grid_size, grid)
+        if not self.num_registers:
+            index = torch.arange(x.shape[1], device=x.device)
+            return x, Layout(grid, index[1:], index[:1])
+        registers = self.register_tokens.expand(images.shape[0], -1, -1)
+        x = torch.cat([x[:, :1], registers.to(x.dtype), x[:, 1:]], 1)
         index = torch.arange(x.shape[1], device=x.device)
-        return x, Layout(grid, index[1:], index[:1])
+        first = 1 + self.num_registers
+        return x, Layout(grid, index[first:], index[:1], index[1:first])
 
     def _steps(self, x: Tensor) -> Iterator[Step]:
         for block in self.blocks:

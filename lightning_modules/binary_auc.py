@@ -25,7 +25,7 @@ def similarity_map(token: Tensor, patches: Tensor) -> Tensor:
 
 def block_maps(view: BlockView, kinds: list[str]) -> dict[str, Tensor]:
     """Maps (B, h, w) of one block by name."""
-    features, mixing = view
+    features, mixing, register_mixing = view
     maps: dict[str, Tensor] = {}
     if "similarity" in kinds:
         maps["similarity"] = similarity_map(features.cls[:, None], features.patches)[:, 0]
@@ -37,8 +37,8 @@ def block_maps(view: BlockView, kinds: list[str]) -> dict[str, Tensor]:
             maps["mixing"] = mixing.mean((1, 2))
         if "mixing_heads" in kinds:
             maps |= {f"head{h}/mixing": mixing[:, :, h].mean(1) for h in range(mixing.shape[2])}
-        if "register_mixing" in kinds and features.registers is not None:
-            maps |= {f"register{r}/mixing": mixing[:, r].mean(1) for r in range(mixing.shape[1])}
+    if "register_mixing" in kinds and register_mixing is not None:
+        maps |= {f"register{r}/mixing": register_mixing[:, r].mean(1) for r in range(register_mixing.shape[1])}
     return maps
 
 

@@ -24,6 +24,9 @@ FAMILIES = {
     "vit": lambda **k: VisionTransformer(
         **{"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 3, "num_heads": 3, **k}
     ),
+    "vit_reg": lambda **k: VisionTransformer(
+        **{"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 3, "num_heads": 3, "num_registers": 3, **k}
+    ),
     "linear_vit": lambda **k: LinearVisionTransformer(
         **{"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 3, "num_heads": 3, **k}
     ),
@@ -50,6 +53,7 @@ FAMILIES = {
     ),
     "timm": lambda **k: TimmModel("test_vit", **k),
 }
+REGISTERS = {"vit_reg": [1, 2, 3], "mambar": [4, 9, 14], "mambar_mamba1": [4, 9, 14]}  # among 16 patches
 ALL = pytest.mark.parametrize("name", FAMILIES)
 OURS = pytest.mark.parametrize("name", [n for n in FAMILIES if n != "timm"])
 
@@ -71,7 +75,7 @@ def test_shapes(name, grid):
     for f in features:
         assert f.cls.shape == (2, model.embed_dim) and f.patches.shape == (2, model.embed_dim, h, w)
         assert f.registers is None or f.registers.shape == (2, 3, model.embed_dim)
-    assert (features[0].registers is not None) == name.startswith("mambar")
+    assert (features[0].registers is not None) == (name in REGISTERS)
     rows = model.cls_mixing(images)
     assert rows.ndim == 4 and rows.shape[0] == 2 and rows.shape[2:] == (h, w)
     assert model.token_mixing(images).shape[:2] == rows.shape[:2]
@@ -88,6 +92,24 @@ def test_inspect_is_forward_intermediates(name):
         torch.testing.assert_close(view.features.patches, features.patches, atol=1e-5, rtol=1e-4)
     torch.testing.assert_close(views[0].mixing.mean(1), model.cls_mixing(images), atol=1e-6, rtol=1e-5)
     torch.testing.assert_close(views[1].mixing.mean(1), model.cls_mixing(images, 0), atol=1e-6, rtol=1e-5)
+
+
+@ALL
+def test_rows_of_the_mixing_matrix_are_those_of_the_tokens_named(name):
+    model = build(name)
+    side = 4 * model.patch_size
+    images = torch.randn(2, 3, side, side)
+    view, M = model.inspect(images, (1,))[0], model.token_mixing(images, 1)
+    registers = REGISTERS.get(name, [])
+    readout = {"vim": [8], "vim_mamba1": [8]}.get(name, registers if name.startswith("mambar") else [0])
+    others = sorted({*readout, *registers, *([0] if name == "vim" else [])})
+    patches = [i for i in range(M.shape[-1]) if i not in others]
+    for rows, tokens in ((view.mixing, readout), (view.register_mixing, registers)):
+        if not tokens:
+            assert rows is None
+            continue
+        wanted = M[:, :, tokens][..., patches].transpose(1, 2).unflatten(-1, (4, 4))
+        torch.testing.assert_close(rows, wanted, atol=1e-6, rtol=1e-5)
 
 
 @ALL
