@@ -1,6 +1,7 @@
 """What every backbone offers to the rest of the project.
 
-Shapes: B images, D embed_dim, h x w patch grid, T read-out tokens (all registers, or the one CLS), R registers, L tokens.
+Shapes: B images, D embed_dim, h x w patch grid, L tokens, R registers among them, T read-out tokens (the one CLS, or
+Mamba-Reg's registers).
 """
 
 from abc import ABC, abstractmethod

@@ -40,6 +40,7 @@ class TimmModel(Backbone):
         if not hasattr(model, "forward_intermediates"):
             raise ValueError(f"timm's {name} offers no forward_intermediates, so it has no feature maps to probe")
         self.model = model
+        self.weights_source = f"timm's {name}" if pretrained else "random initialisation"
         self.embed_dim = model.num_features
         self.num_prefix = getattr(model, "num_prefix_tokens", 0)
         self.has_cls = getattr(model, "cls_token", None) is not None

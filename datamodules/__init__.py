@@ -3,5 +3,6 @@
 from datamodules.imagenet import ImageNetDataModule
 from datamodules.imagenet_s import ImageNetSDataModule
 from datamodules.multicrop import MultiCropConfig
+from datamodules.robustness import RobustnessDataModule, RobustnessSet
 
-__all__ = ["ImageNetDataModule", "ImageNetSDataModule", "MultiCropConfig"]
+__all__ = ["ImageNetDataModule", "ImageNetSDataModule", "MultiCropConfig", "RobustnessDataModule", "RobustnessSet"]

@@ -7,7 +7,7 @@ There is no colour, and the mean brightness of object and background is the same
 which has nothing else to stand out by.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -103,3 +103,31 @@ def scenes(count: int, seed: int) -> Iterator[Scene]:
     """``count`` scenes, the classes in turn."""
     for index in range(count):
         yield draw_scene(index % len(CLASSES), seed, index)
+
+
+SHIFTS = ("none", "other", "faint", "strong", "noisy", "negative", "lines")
+
+
+def shifted_scenes(shift: str, classes: Sequence[int], per_class: int) -> Iterator[tuple[np.ndarray, int]]:
+    """(64, 64, 3) uint8 scenes of some classes, the classes in turn, as a test set drawn another way would show them.
+
+    Args:
+        shift: ``none``; ``other`` scenes; ``faint``, ``strong``: less or more contrast; ``noisy``; ``negative``;
+            ``lines``: dark edges on white.
+        classes: class numbers.
+        per_class: scenes of each.
+    """
+    for index in range(per_class * len(classes)):
+        label = classes[index % len(classes)]
+        seed = 10 + SHIFTS.index(shift)
+        grey = draw_scene(label, seed, index).image[..., 0].astype(float)
+        if shift in ("faint", "strong"):
+            grey = 128 + (grey - 128) * (0.5 if shift == "faint" else 1.6)
+        elif shift == "noisy":
+            grey += np.random.default_rng([seed, index]).normal(0, 25, grey.shape)
+        elif shift == "negative":
+            grey = 255 - grey
+        elif shift == "lines":
+            rows, columns = np.gradient(grey)
+            grey = 255 - 6 * np.hypot(rows, columns)
+        yield np.repeat(grey.clip(0, 255).round().astype(np.uint8)[..., None], 3, -1), label

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from datamodules.eval_transforms import EvalTransform
 from datamodules.multicrop import MultiCropConfig
-from datamodules.shards import ShardSet
+from datamodules.shards import ShardSet, Source
 from datamodules.span_plan import evaluation_plan, train_plan
 from datamodules.stream import EvalView, MultiCropView, ProbeView, ShardDataset, ShardLoader, View, normalize
 
@@ -174,9 +174,9 @@ class ImageNetDataModule(LightningDataModule):
         return batch | changed
 
 
-def _train_plan(shards: ShardSet, batch: int, rank: int, world: int, seed: int, window: int, epoch: int) -> Any:
+def _train_plan(shards: Source, batch: int, rank: int, world: int, seed: int, window: int, epoch: int) -> Any:
     return train_plan(shards, batch, rank, world, seed, epoch, window)
 
 
-def _evaluation_plan(shards: ShardSet, batch: int, rank: int, world: int, epoch: int) -> Any:
+def _evaluation_plan(shards: Source, batch: int, rank: int, world: int, epoch: int) -> Any:
     return evaluation_plan(shards, batch, rank, world)

@@ -1,4 +1,4 @@
-"""Writes shards: ``python -m datamodules.prepare {imagefolder,imagenet_s,demo} --help``.
+"""Writes shards: ``python -m datamodules.prepare {imagefolder,imagenet_s,demo,demo_robustness} --help``.
 
 Shards are written aside and renamed when whole; ``_info.json`` comes last. A split that is already there is left
 alone unless ``--overwrite true``.
@@ -11,19 +11,19 @@ import os
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import webdataset as wds
 from jsonargparse import auto_cli
 from PIL import Image
 
-from datamodules.demo import CLASSES, scenes
+from datamodules.demo import CLASSES, scenes, shifted_scenes
+from datamodules.image_tree import SUFFIXES, class_folders, class_images
+from datamodules.labels import folder_labels
 from datamodules.shards import INFO_FILES, ShardError, write_json
 
 logger = logging.getLogger(__name__)
-
-SUFFIXES = {".jpg": "jpg", ".jpeg": "jpg", ".png": "png", ".webp": "webp"}
 
 
 def write_split(
@@ -92,26 +92,22 @@ def write_split(
     return paths
 
 
-def _class_folders(root: Path) -> list[Path]:
-    if not root.is_dir():
-        raise ShardError(f"no folder {root}")
-    folders = sorted(p for p in root.iterdir() if p.is_dir())
-    if not folders:
-        raise ShardError(f"{root} has no class folders; wanted one folder per class, as ImageFolder reads them")
-    return folders
-
-
-def _images_by_class(root: Path) -> list[tuple[Path, int]]:
-    found = []
-    for label, folder in enumerate(_class_folders(root)):
-        files = sorted(p for p in folder.rglob("*") if p.is_file() and not p.name.startswith("."))
-        bad = [p for p in files if p.suffix.lower() not in SUFFIXES]
-        if bad:
-            raise ShardError(f"{bad[0]} is no {', '.join(SUFFIXES)} file; convert or remove it")
-        if not files:
-            raise ShardError(f"class folder {folder} is empty; fill or remove it")
-        found += [(path, label) for path in files]
-    return found
+def _images_by_class(root: Path, numbering: str = "sorted") -> list[tuple[Path, int]]:
+    """Every image of a tree with its class number; see :func:`imagefolder` for ``numbering``."""
+    folders = class_folders(root)
+    names = [folder.name for folder in folders]
+    if numbering == "sorted":
+        if all(name.isdecimal() for name in names) and [int(name) for name in names] != list(range(len(names))):
+            raise ShardError(
+                f"the class folders of {root} are numbers, but sorted as text (as ImageFolder does) {names[2]!r} would "
+                "be class 2; pass --numbering folder to take the numbers themselves"
+                if len(names) > 2
+                else f"the class folders of {root} are the numbers {', '.join(names)}; pass --numbering folder"
+            )
+        labels = {name: number for number, name in enumerate(names)}
+    else:
+        labels = folder_labels(names)
+    return [(path, labels[folder.name]) for folder in folders for path in class_images(folder)]
 
 
 def _sample(index: int, path: Path, label: int, root: Path) -> dict[str, Any]:
@@ -125,9 +121,9 @@ def _sample(index: int, path: Path, label: int, root: Path) -> dict[str, Any]:
 
 def imagefolder(
     src: str, out: str, split: str, samples_per_shard: int = 1251, shuffle: bool = True, seed: int = 0,
-    overwrite: bool = False,
+    numbering: Literal["sorted", "folder"] = "sorted", overwrite: bool = False,
 ) -> None:  # fmt: skip
-    """Shards from a tree SRC/CLASS/IMAGE; labels number the class folders in sorted order.
+    """Shards from a tree SRC/CLASS/IMAGE.
 
     Args:
         src: the tree.
@@ -136,10 +132,12 @@ def imagefolder(
         samples_per_shard: samples in a shard.
         shuffle: mix the classes over the shards.
         seed: of the mixing.
+        numbering: ``sorted`` numbers the class folders in sorted order, as ImageFolder does; ``folder`` takes their
+            names as ImageNet's classes, numbers (ImageNet-V2) or WordNet ids (Sketch, A, R).
         overwrite: replace a split of that name.
     """
     root = Path(src)
-    images = _images_by_class(root)
+    images = _images_by_class(root, numbering)
     order = np.random.default_rng(seed).permutation(len(images)) if shuffle else np.arange(len(images))
     samples = (_sample(i, images[at][0], images[at][1], root) for i, at in enumerate(order))
     write_split(Path(out), split, samples, samples_per_shard, overwrite)
@@ -162,7 +160,7 @@ def imagenet_s(
     root = Path(src) / split
     images, masks_root = _images_by_class(root), Path(src) / f"{split}-segmentation"
     masks: dict[str, Path] = {}
-    for folder in _class_folders(masks_root):
+    for folder in class_folders(masks_root):
         for path in sorted(folder.glob("*.png")):
             if path.stem in masks:
                 raise ShardError(f"two masks are called {path.name}: {masks[path.stem]} and {path}")
@@ -212,9 +210,47 @@ def demo(
         write_split(Path(out), split, samples, samples_per_shard, overwrite)
 
 
+def demo_robustness(out: str, per_class: int = 20) -> None:
+    """Test sets like the robustness sets of ImageNet, drawn from the embedded data's classes, as folders.
+
+    Under OUT: ``v2-a``, ``v2-b``, ``v2-c`` (folders are class numbers), ``sketch`` (all classes), ``a`` and ``r`` (four
+    classes each), and ``real`` with ``real.json``, whose lists hold one class, two, or none; ``classes.txt`` names the
+    classes in order.
+
+    Args:
+        out: folder for the trees, which must not exist yet.
+        per_class: images of each class.
+    """
+    folder = Path(out)
+    if folder.exists():
+        raise ShardError(f"{folder} is already there; remove it to have the sets drawn again")
+    aside = folder.with_name(f".{folder.name}.{os.getpid()}")
+    names = [name.replace(" ", "_") for name in CLASSES]
+    answers: list[list[int]] = []
+    for split, shift, classes in DEMO_SETS:
+        for number, (image, label) in enumerate(shifted_scenes(shift, classes, per_class)):
+            name = str(label) if split.startswith("v2") else names[label]
+            path = aside / split / name / f"ILSVRC2012_val_{number + 1:08d}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(_png(image))
+            if split == "real":
+                answers.append([[label], [label, (label + 1) % len(CLASSES)], []][min(2, number % 10 // 4)])
+    (aside / "real.json").write_text(json.dumps(answers))
+    (aside / "classes.txt").write_text("\n".join(names))
+    aside.rename(folder)
+    logger.info("robustness sets under %s", folder)
+
+
+DEMO_SETS = (
+    ("v2-a", "other", range(10)), ("v2-b", "faint", range(10)), ("v2-c", "strong", range(10)),
+    ("sketch", "lines", range(10)), ("a", "noisy", (0, 3, 5, 8)), ("r", "negative", (1, 4, 6, 7)),
+    ("real", "none", range(10)),
+)  # fmt: skip
+
+
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     try:
-        auto_cli([imagefolder, imagenet_s, demo], as_positional=False)
+        auto_cli([imagefolder, imagenet_s, demo, demo_robustness], as_positional=False)
     except ValueError as error:
         sys.exit(f"error: {error}")

@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from braceexpand import braceexpand
@@ -97,6 +97,26 @@ def write_json(path: Path, value: object) -> None:
     aside.replace(path)
 
 
+class SampleReader(Protocol):
+    """Reads samples by number."""
+
+    def read(self, index: int, fields: Sequence[str]) -> RawSample: ...
+
+    def close(self) -> None: ...
+
+
+class Source(Protocol):
+    """Samples in a fixed order, in pieces: a :class:`ShardSet`, or an ImageTree as one piece."""
+
+    paths: list[Path]
+    lengths: np.ndarray
+    starts: np.ndarray
+
+    def __len__(self) -> int: ...
+
+    def reader(self) -> SampleReader: ...
+
+
 class ShardSet:
     """The shards of one split, in a fixed order, with their lengths.
 
@@ -144,6 +164,9 @@ class ShardSet:
                 f"out of _info.json and data.init_args.{option}"
             )
         return cls(paths, shard_lengths(folder, paths))
+
+    def reader(self) -> "ShardReader":
+        return ShardReader(self)
 
     def locate(self, index: int) -> tuple[int, int]:
         """A sample's number over all shards to (shard, number within)."""

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from datamodules.shards import ShardSet
+from datamodules.shards import Source
 
 
 class EpochPlan(NamedTuple):
@@ -24,7 +24,7 @@ class EpochPlan(NamedTuple):
         return self.order[self.bounds[number] : self.bounds[number + 1]]
 
 
-def laid_out(shards: ShardSet, order: np.ndarray, start: int, stop: int) -> np.ndarray:
+def laid_out(shards: Source, order: np.ndarray, start: int, stop: int) -> np.ndarray:
     """Sample numbers at positions [start, stop) of the shards laid end to end in ``order``."""
     pieces, position = [], 0
     for shard in order:
@@ -47,9 +47,7 @@ def train_steps(total: int, global_batch: int) -> int:
     return total // global_batch
 
 
-def train_plan(
-    shards: ShardSet, batch: int, rank: int, world_size: int, seed: int, epoch: int, window: int
-) -> EpochPlan:
+def train_plan(shards: Source, batch: int, rank: int, world_size: int, seed: int, epoch: int, window: int) -> EpochPlan:
     """Every sample at most once over all ranks, ``train_steps`` full batches of ``batch`` on each.
 
     Args:
@@ -67,7 +65,7 @@ def train_plan(
     return EpochPlan(mine, np.arange(0, span + 1, batch))
 
 
-def evaluation_plan(shards: ShardSet, batch: int, rank: int, world_size: int) -> EpochPlan:
+def evaluation_plan(shards: Source, batch: int, rank: int, world_size: int) -> EpochPlan:
     """Every sample exactly once over all ranks, in order, in the same number of batches on each.
 
     Ranks differ by at most one sample. Where a rank has fewer samples than batches, its last batches are empty: no

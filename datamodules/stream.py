@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from datamodules.eval_transforms import EvalTransform, decode_image, decode_mask
 from datamodules.multicrop import MultiCrop, MultiCropConfig, ProbeCrop
-from datamodules.shards import IMAGE_FIELDS, RawSample, ShardError, ShardReader, ShardSet
+from datamodules.shards import IMAGE_FIELDS, RawSample, SampleReader, ShardError, Source
 from datamodules.span_plan import EpochPlan
 
 POLICIES = ("strict", "skip")
@@ -125,7 +125,7 @@ class ShardDataset(IterableDataset):
 
     def __init__(
         self,
-        shards: ShardSet,
+        shards: Source,
         view: View,
         plan: Callable[[int], EpochPlan],
         seed: int,
@@ -150,14 +150,14 @@ class ShardDataset(IterableDataset):
         if info:
             cv2.setNumThreads(0)  # the workers are the parallelism
         epoch = int(self._epoch[0])
-        plan, reader = self.plan(epoch), ShardReader(self.shards)
+        plan, reader = self.plan(epoch), self.shards.reader()
         try:
             for number in range(worker, len(plan.bounds) - 1, workers):
                 yield self._batch(reader, plan.batch(number), epoch)
         finally:
             reader.close()
 
-    def _batch(self, reader: ShardReader, indices: np.ndarray, epoch: int) -> dict[str, Any]:
+    def _batch(self, reader: SampleReader, indices: np.ndarray, epoch: int) -> dict[str, Any]:
         samples: list[dict[str, Any]] = []
         skipped: list[str] = []
         for index in indices.tolist():

@@ -6,7 +6,9 @@ Shapes: B images, K maps an image, R registers, h x w patch grid.
 import zlib
 from typing import Any, Literal
 
+import numpy as np
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -68,6 +70,8 @@ class BinaryAUCEvaluation(FrozenBackboneModule):
             ``register_mixing`` the row of each register, mean over heads.
         blocks: block numbers (negative ones count from the end), or ``all``.
         ignore_index: id in the masks that takes no part.
+        pictures: this many of the first images are kept with their maps and the last block's patch features, for
+            analysis.figures.
         backbone_weights, weights_key: see FrozenBackboneModule.
     """
 
@@ -79,6 +83,7 @@ class BinaryAUCEvaluation(FrozenBackboneModule):
         maps: list[str] = ["similarity"],  # noqa: B006  # never changed
         blocks: list[int] | Literal["all"] = [-1],  # noqa: B006
         ignore_index: int = 1000,
+        pictures: int = 0,
         backbone_weights: str | None = None,
         weights_key: str = "teacher",
     ) -> None:
@@ -91,9 +96,11 @@ class BinaryAUCEvaluation(FrozenBackboneModule):
         self.blocks = sorted({backbone._block_index(int(b)) for b in wanted})
         if not self.blocks:
             raise ValueError("model.init_args.blocks is empty; name at least one block, or all")
-        self.ignore_index = ignore_index
+        self.ignore_index, self.pictures = ignore_index, pictures
+        self._pictures: list[dict[str, Any]] = []
         self.names: list[str] = []
         self.metric: BinaryAUC | None = None
+        self._kept: list[dict[str, Any]] = []
         self._rows: list[dict[str, Any]] = []
 
     def named_maps(self, images: Tensor) -> dict[str, Tensor]:
@@ -125,11 +132,27 @@ class BinaryAUCEvaluation(FrozenBackboneModule):
         last = next(name for name in self.names if name.startswith(f"block{self.blocks[-1]}/"))
         scores = torch.stack([*named.values(), shuffled(named[last], batch["key"])], 1)
         self.metric.update(scores, batch["mask"])
+        if (missing := self.pictures - sum(len(part["keys"]) for part in self._pictures)) > 0:
+            self._pictures.append(self._keep(batch, scores, missing))
+
+    def _keep(self, batch: dict[str, Any], scores: Tensor, count: int) -> dict[str, Any]:
+        """The first ``count`` images of a batch with what figures show of them."""
+        images, data = batch["image"][:count], self.trainer.datamodule
+        mean, std = (torch.tensor(v).to(images)[:, None, None] for v in (data.mean, data.std))
+        features = self.backbone.forward_intermediates(images, 1)[0]
+        return {
+            "keys": batch["key"][:count],
+            "images": ((images * std + mean).clamp(0, 1) * 255).round().byte().permute(0, 2, 3, 1).cpu().numpy(),
+            "masks": batch["mask"][:count].cpu().numpy(),
+            "maps": scores[:count].float().cpu().numpy(),
+            "patches": features.patches.float().cpu().numpy(),
+        }
 
     def on_validation_epoch_end(self) -> None:
         assert self.metric is not None
         values = self.metric.compute()
         self.metric.reset()
+        self._kept = self._first_pictures()
         if self.trainer.sanity_checking:
             return
         kinds = ("auc", "auc_normalized", "auc_of_mean_normalized")
@@ -143,12 +166,34 @@ class BinaryAUCEvaluation(FrozenBackboneModule):
         last = next(row for row in self._rows if str(row["map"]).startswith(f"block{self.blocks[-1]}/"))
         self.log("val/auc_of_mean_normalized", last["auc_of_mean_normalized"], prog_bar=True)
 
+    def _first_pictures(self) -> list[dict[str, Any]]:
+        """The first pictures over all ranks, whose spans follow each other."""
+        parts, self._pictures = self._pictures, []
+        if self.pictures and self.trainer.world_size > 1:
+            gathered: list[list[dict[str, Any]]] = [[] for _ in range(self.trainer.world_size)]
+            dist.all_gather_object(gathered, parts)
+            parts = [part for rank in gathered for part in rank]
+        kept, missing = [], self.pictures
+        for part in parts:
+            if missing > 0:
+                kept.append({name: values[:missing] for name, values in part.items()})
+                missing -= len(part["keys"])
+        return kept
+
     test_step = validation_step
     on_test_epoch_end = on_validation_epoch_end
 
     def results(self) -> list[dict[str, object]]:
         """Per map: the three forms of the score, and the images scored and skipped."""
         return self._rows
+
+    def arrays(self) -> dict[str, Any]:
+        """Of the pictures kept: ``keys``, ``images`` (P, H, W, 3) uint8, ``masks`` (P, H, W), ``map_names`` (K),
+        ``maps`` (P, K, h, w), ``patches`` (P, D, h, w) of the last block. Nothing where ``pictures`` is 0."""
+        if not self._kept:
+            return {}
+        joined = {k: np.concatenate([np.asarray(part[k]) for part in self._kept]) for k in self._kept[0]}
+        return joined | {"map_names": np.array(self.names), "ignore_index": np.array(self.ignore_index)}
 
     def predict_step(self, batch: dict[str, Any], batch_idx: int) -> dict[str, Any]:
         named = self.named_maps(batch["image"])

@@ -18,6 +18,7 @@ from lightning_modules.dino_head import DINOHead
 from lightning_modules.dino_loss import DINOLoss, all_reduce
 from lightning_modules.ema import ema_update
 from lightning_modules.hparams import record_hyperparameters
+from lightning_modules.parameter_groups import decayed_and_free
 from lightning_modules.schedules import cosine_schedule, linear_warmup
 from metrics import KNNAccuracy
 
@@ -162,11 +163,7 @@ class DINO(LightningModule):
         return linear_warmup(self._epoch, hp.warmup_teacher_temp_epochs, hp.warmup_teacher_temp, hp.teacher_temp)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        decayed: list[Tensor] = []
-        free: list[Tensor] = []
-        for name, parameter in self.student.named_parameters():
-            if parameter.requires_grad:
-                (free if parameter.ndim <= 1 or name.endswith(".bias") else decayed).append(parameter)
+        decayed, free = decayed_and_free(self.student)
         groups: list[dict[str, Any]] = [{"params": decayed}, {"params": free, "weight_decay": 0.0}]
         batch = self.hparams.global_batch_size or getattr(self.trainer.datamodule, "batch_size", None)
         if batch is None:

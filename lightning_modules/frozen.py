@@ -25,11 +25,14 @@ class FrozenBackboneModule(LightningModule):
     """
 
     headline_metric: str
+    weights_source: str
+    """Where the backbone's parameters come from."""
 
     def __init__(self, backbone: Backbone, backbone_weights: str | None, weights_key: str) -> None:
         super().__init__()
         self.backbone = backbone.requires_grad_(False).eval()
         self._weights, self._weights_key = backbone_weights, weights_key
+        self.weights_source = getattr(backbone, "weights_source", "random initialisation")
 
     def train(self, mode: bool = True) -> "FrozenBackboneModule":
         super().train(mode)
@@ -40,6 +43,7 @@ class FrozenBackboneModule(LightningModule):
         if self._weights is not None:
             kind = weights.load(self.backbone, self._weights, self._weights_key)
             logger.info("loaded the backbone from %s (%s)", self._weights, kind)
+            self.weights_source = f"{self._weights} ({kind})"
             self._weights = None
 
     def forward(self, images: Tensor) -> Tensor:

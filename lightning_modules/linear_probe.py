@@ -3,12 +3,14 @@
 Shapes: B images a device, D embed_dim, C classes.
 """
 
+import re
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torchmetrics import SumMetric
 from torchmetrics.classification import MulticlassAccuracy
 
 from backbones import Backbone, Features
@@ -20,6 +22,18 @@ POOLS = {
     "mean": lambda f: f.patches.mean((2, 3)),
     "max": lambda f: f.patches.amax((2, 3)),
 }
+REGISTER = re.compile(r"register(\d+)")
+
+
+def pool(features: Features, part: str) -> Tensor:
+    """(B, D) what a pooling's part reads of one block. ValueError for a register that the backbone has not."""
+    found = REGISTER.fullmatch(part)
+    if found is None:
+        return POOLS[part](features)
+    count = 0 if features.registers is None else features.registers.shape[1]
+    if int(found[1]) >= count:
+        raise ValueError(f"heads: pooling={part!r}: this backbone has {count} registers, counted from 0")
+    return features.registers[:, int(found[1])]
 
 
 @dataclass
@@ -28,7 +42,8 @@ class HeadSpec:
 
     Args:
         n_last_blocks: how many last blocks it reads, concatenated.
-        pooling: what it reads of each: ``cls``, ``mean`` or ``max`` over the patches, or several joined by +.
+        pooling: what it reads of each: ``cls``, ``mean`` or ``max`` over the patches, ``register0`` and so on, or
+            several joined by +.
         lr: learning rate for 256 images a step; scaled by (global batch / 256).
         weight_decay: L2.
         batch_norm: standardise the features first, without affine parameters, as MAE's protocol does.
@@ -59,7 +74,7 @@ class HeadSpec:
 
     def pool(self, features: list[Features]) -> Tensor:
         """Features of at least ``n_last_blocks`` last blocks to (B, width)."""
-        return torch.cat([POOLS[part](f) for part in self.parts for f in features[-self.n_last_blocks :]], 1)
+        return torch.cat([pool(f, part) for part in self.parts for f in features[-self.n_last_blocks :]], 1)
 
 
 class LinearProbe(FrozenBackboneModule):
@@ -94,8 +109,10 @@ class LinearProbe(FrozenBackboneModule):
         if not heads:
             raise ValueError("model.init_args.heads is empty; list at least one head")
         for head in heads:
-            if unknown := [part for part in head.parts if part not in POOLS]:
-                raise ValueError(f"heads: pooling={head.pooling!r}: {unknown[0]!r} is not one of {', '.join(POOLS)}")
+            if unknown := [part for part in head.parts if part not in POOLS and not REGISTER.fullmatch(part)]:
+                raise ValueError(
+                    f"heads: pooling={head.pooling!r}: {unknown[0]!r} is not one of {', '.join(POOLS)}, register0, …"
+                )
             if not 1 <= head.n_last_blocks <= backbone.depth:
                 raise ValueError(f"heads: n_last_blocks={head.n_last_blocks}; the backbone has {backbone.depth} blocks")
         names = [head.name for head in heads]
@@ -107,11 +124,15 @@ class LinearProbe(FrozenBackboneModule):
         top5 = min(5, num_classes)
         self.top5 = nn.ModuleList(MulticlassAccuracy(num_classes, top_k=top5, average="micro") for _ in heads)
         self.history: list[list[tuple[float, float]]] = []  # per epoch, per head: top-1, top-5
+        self.images_trained = self.images_encoded = 0  # on this device, over all epochs of this run
+        self.val_images = SumMetric()
+        self._images = 0
 
     def features(self, images: Tensor) -> list[Tensor]:
         """What each head reads, from one pass."""
         with torch.no_grad():
             blocks = self.backbone.forward_intermediates(images, max(s.n_last_blocks for s in self.specs))
+            self.images_encoded += len(images) if self.training else 0
             return [spec.pool(blocks) for spec in self.specs]
 
     def logits(self, images: Tensor) -> list[Tensor]:
@@ -147,6 +168,7 @@ class LinearProbe(FrozenBackboneModule):
 
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
         self._check_labels(batch["label"])
+        self.images_trained += len(batch["image"])
         losses = torch.stack([F.cross_entropy(y, batch["label"]) for y in self.logits(batch["image"])])
         self.log("train/loss", losses.detach().mean(), prog_bar=True)
         return losses.sum()  # the heads share no parameter, so each learns from its own loss alone
@@ -155,13 +177,15 @@ class LinearProbe(FrozenBackboneModule):
         if not len(batch["image"]):
             return
         self._check_labels(batch["label"])
+        self.val_images.update(len(batch["image"]))
         for logits, top1, top5 in zip(self.logits(batch["image"]), self.top1, self.top5, strict=True):
             top1.update(logits, batch["label"])
             top5.update(logits, batch["label"])
 
     def on_validation_epoch_end(self) -> None:
         now = [(m1.compute().item(), m5.compute().item()) for m1, m5 in zip(self.top1, self.top5, strict=True)]
-        for metric in (*self.top1, *self.top5):
+        self._images = int(self.val_images.compute())
+        for metric in (*self.top1, *self.top5, self.val_images):
             metric.reset()
         if not self.trainer.sanity_checking:
             self.history.append(now)
@@ -196,9 +220,31 @@ class LinearProbe(FrozenBackboneModule):
                     "best_epoch": best,
                     "top1_last": top1[-1],
                     "top5_last": self.history[-1][i][1],
+                    "images": self._images,
+                    "parameters": sum(p.numel() for p in self.heads[i].parameters()),
                 }
             )
         return rows
+
+    def counts(self) -> dict[str, float]:
+        """Training images of this device, and how often each went through the backbone: once for all heads."""
+        passes = self.images_encoded / self.images_trained if self.images_trained else 0.0
+        return {
+            "heads": len(self.specs),
+            "training_images": self.images_trained,
+            "backbone_passes_per_training_image": passes,
+        }
+
+    def trained_head(self, name: str | None = None) -> tuple[HeadSpec, nn.Module]:
+        """A head and what it reads; by name, or the one with the best last top-1."""
+        names = [spec.name for spec in self.specs]
+        if name is not None and name not in names:
+            raise ValueError(f"the probe has no head {name!r}; it has {', '.join(names)}")
+        if name is None and len(names) > 1 and not self.history:
+            raise ValueError(f"the probe was never validated: say which of its heads, {', '.join(names)}")
+        best = max(range(len(names)), key=lambda i: self.history[-1][i][0]) if len(names) > 1 else 0
+        index = best if name is None else names.index(name)
+        return self.specs[index], self.heads[index]
 
     def predict_step(self, batch: dict[str, Any], batch_idx: int) -> dict[str, Any]:
         return {"key": batch["key"], "label": batch["label"], "embedding": self(batch["image"])}

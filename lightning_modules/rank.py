@@ -39,6 +39,7 @@ class TokenMixingRanks(FrozenBackboneModule):
     """
 
     headline_metric = "val/effective_rank"
+    samples_batches = True  # a few batches are what is asked for, not a run cut short
 
     def __init__(
         self,
