@@ -6,7 +6,7 @@ BIN = .venv/bin
 DEMO = data/demo/_info.json
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo ranks test lint
+.PHONY: help setup demo test lint paper study $(TARGETS)
 .DELETE_ON_ERROR:
 
 help: ## this list
@@ -43,14 +43,9 @@ $(DEMO): .venv/.ready datamodules/demo.py
 	$(BIN)/python -m datamodules.prepare demo --out $(@D) --overwrite true
 
 $(PRETRAINED): $(DEMO)
-	$(call pretrain,vim,pretrain)
-
-define pretrain
-$(BIN)/dinomamba fit $(BASE) -c configs/task/dino.yaml -c configs/data/demo.yaml -c configs/backbone/$(1)_demo.yaml \
-	-c configs/task/dino_demo.yaml --seed_everything $(SEED) --trainer.logger.init_args.save_dir $(RUN) \
-	--trainer.logger.init_args.name $(2)
-touch $@
-endef
+	$(BIN)/dinomamba fit $(BASE) -c configs/task/dino.yaml -c configs/data/demo.yaml $(VIM) -c configs/task/dino_demo.yaml \
+		--trainer.logger.init_args.name pretrain
+	touch $@
 
 # The evaluations run two at a time, one thread each, and write what they say into the run folder.
 $(RUN)/untrained-%/.done: $(DEMO)
@@ -72,25 +67,77 @@ how-auc = validate $(BASE) -c configs/task/binary_auc.yaml -c configs/data/demo_
 $(RUN)/report.html: $(PRETRAINED) $(EVALUATIONS)
 	$(BIN)/python -m analysis.report $(RUN) > /dev/null
 
-# ---- ranks of token-mixing matrices: three mixers of equal size, pretrained alike on the demo's data ---------------
-MIXERS = vim vit linear_vit
+# ---- the paper's tables and figures (analysis/paper.yaml) -----------------------------------------------------------
+# A run is a folder $(RUNS)/MODEL-TASK. DATA=demo makes everything from embedded data; MODELS="a b" takes other models
+# (overlays in configs/backbone), CHECKPOINT=path their checkpoint; ARGS adds flags to every run.
+TARGETS = table1 table4 table5 table6 figure1 figure4 figure5 figure6 figure7 figure8 figure9 figure10 figure11 figure12 ranks
+DATA ?= imagenet
+RUNS ?= runs/paper-$(DATA)
+JOBS ?= $(if $(filter demo,$(DATA)),2,1)
+THREADS ?= $(if $(filter demo,$(DATA)),OMP_NUM_THREADS=1)
+MODELS ?=
+CHECKPOINT ?=
+ARGS ?=
+PAPER = $(BIN)/python -m analysis.paper
 
-ranks: $(MIXERS:%=$(RUN)/ranks-%/.done) ## ranks of the mixers' matrices beside their bounds, on embedded data
-	$(BIN)/python -m analysis.rank $(MIXERS:%=$(RUN)/ranks-%)
+$(TARGETS): .venv/.ready
+	@$(MAKE) --no-print-directory $(SET_OUT) && $(call make_runs,$@); made=$$?; \
+	$(PAPER) draw $@ --data $(DATA) --models $(MODELS) --runs $(RUNS) && exit $$made
 
-.PRECIOUS: $(RUN)/pretrain-%/.done
-$(RUN)/pretrain-%/.done: $(DEMO)
-	$(call pretrain,$*,pretrain-$*)
+paper: .venv/.ready ## table1 table4 table5 table6 figure1 figure4 … figure12 ranks, all; DATA=demo on embedded data
+	@$(MAKE) --no-print-directory $(SET_OUT) && $(call make_runs,$(TARGETS)); made=$$?; \
+	$(PAPER) draw $(TARGETS) --data $(DATA) --models $(MODELS) --runs $(RUNS) && exit $$made
 
-$(RUN)/ranks-vim/.done: $(PRETRAINED)
-	$(call rank,vim,$(RUN)/pretrain)
+SET_OUT = $(if $(filter demo,$(DATA)),$(DEMO) data/demo/robustness/real.json,.venv/.ready)
+make_runs = $(MAKE) --no-print-directory -k -j$(JOBS) \
+	$$($(PAPER) runs $(1) --data $(DATA) --models $(MODELS) | tr ' ' '\n' | sed 's|.*|$(RUNS)/&/.done|')
 
-$(RUN)/ranks-%/.done: $(RUN)/pretrain-%/.done
-	$(call rank,$*,$(RUN)/pretrain-$*)
+data/demo/robustness/real.json: $(DEMO)
+	rm -rf $(@D)
+	$(BIN)/python -m datamodules.prepare demo_robustness --out $(@D)
 
-define rank
-$(BIN)/dinomamba validate $(BASE) -c configs/task/ranks.yaml -c configs/data/demo.yaml -c configs/backbone/$(1)_demo.yaml \
-	-c configs/task/ranks_demo.yaml --seed_everything $(SEED) --trainer.logger.init_args.save_dir $(RUN) \
-	--trainer.logger.init_args.name ranks-$(1) --model.init_args.backbone_weights $(2)/checkpoints/last.ckpt
-touch $@
-endef
+model = $(firstword $(subst -, ,$(1)))
+task = $(lastword $(subst -, ,$(1)))
+trained = $(filter pretrain,$(call task,$(1)))
+supervised = $(filter %_supervised,$(call model,$(1)))
+
+# task -> its YAML, verb and data
+yaml-table1 = linear_probe
+yaml-table4 = robustness
+yaml-table5 = linear_probe
+yaml-table6 = linear_probe
+yaml-registers = linear_probe
+yaml-probe = linear_probe
+yaml-knn = knn
+yaml-auc = binary_auc
+yaml-ranks = ranks
+yaml = $(if $(call trained,$(1)),$(if $(call supervised,$(1)),supervised,dino),$(yaml-$(call task,$(1))))
+verb = $(if $(filter linear_probe dino supervised,$(call yaml,$(1))),fit,validate)
+data-robustness = $(if $(filter demo,$(DATA)),demo_robustness,robustness)
+data-binary_auc = $(if $(filter demo,$(DATA)),demo_s,imagenet_s)
+data = $(or $(data-$(call yaml,$(1))),$(DATA))
+
+overlay = configs/backbone/$(patsubst %_supervised,%,$(call model,$(1))).yaml
+published = $(wildcard configs/paper/$(DATA)/weights-$(call model,$(1)).yaml)
+pretrained = $(RUNS)/$(call model,$(1))-pretrain
+probe = $(RUNS)/$(call model,$(1))-table1
+files = configs/base.yaml configs/task/$(call yaml,$(1)).yaml configs/data/$(call data,$(1)).yaml $(call overlay,$(1)) \
+	$(if $(filter demo,$(DATA)),configs/task/$(call yaml,$(1))_demo.yaml) \
+	$(wildcard $(foreach f,$(call task,$(1)) $(1),configs/paper/$(DATA)/$(if $(call supervised,$(1)),$(f:pretrain=supervised),$(f)).yaml)) \
+	$(call published,$(1))
+weights = $(if $(call trained,$(1)),,$(or $(CHECKPOINT),$(if $(filter demo,$(DATA)),$(call pretrained,$(1))/checkpoints/last.ckpt)))
+needs = $(if $(filter table4,$(call task,$(1))),$(call probe,$(1))/.done) \
+	$(if $(filter demo,$(DATA)),$(if $(call trained,$(1)),$(DEMO),$(if $(CHECKPOINT),,$(call pretrained,$(1))/.done)))
+
+.SECONDEXPANSION:
+.PRECIOUS: $(RUNS)/%/.done
+$(RUNS)/%/.done: $$(call needs,$$*)
+	@mkdir -p $(@D); echo "$(@D)/log.txt"; \
+	test -n "$(call trained,$*)$(call weights,$*)$(call published,$*)" || grep -qs 'pretrained: true' $(call overlay,$*) || \
+	{ echo "error: no weights for $(call model,$*): give CHECKPOINT=path with MODELS=$(call model,$*), or write \
+	configs/paper/$(DATA)/weights-$(call model,$*).yaml"; exit 1; }; \
+	$(THREADS) $(BIN)/dinomamba $(call verb,$*) $(foreach f,$(call files,$*),-c $(f)) --seed_everything $(SEED) \
+	--trainer.logger.init_args.save_dir $(RUNS) --trainer.logger.init_args.name $* \
+	$(if $(call weights,$*),--model.init_args.backbone_weights $(call weights,$*)) \
+	$(if $(filter table4,$(call task,$*)),--model.init_args.probe $(call probe,$*)/checkpoints/last.ckpt) $(ARGS) \
+	> $(@D)/log.txt 2>&1 || { tail -n 5 $(@D)/log.txt; exit 1; }; touch $@

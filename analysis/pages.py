@@ -1,8 +1,26 @@
-"""What the HTML pages share: writing whole files, and pictures inside a page."""
+"""What pages and pictures share: writing whole files, one look for pages, one for colours."""
 
 import base64
 import html
 from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
+"""Okabe and Ito's, told apart with any colour vision."""
+
+STYLE = """
+body { font: 16px/1.5 system-ui, sans-serif; color: #1b1b1b; background: #fff; max-width: 80rem; margin: 0 auto;
+  padding: 1rem; }
+table { border-collapse: collapse; font-size: .85rem; font-variant-numeric: tabular-nums; }
+th, td { padding: .3rem .5rem; border-bottom: 1px solid #ddd; text-align: right; }
+th:first-child, td:first-child { text-align: left; }
+.scroll { overflow-x: auto; } img { max-width: 100%; height: auto; } p { max-width: 60rem; }
+"""
 
 
 def write_text(path: Path, text: str) -> None:
@@ -16,3 +34,26 @@ def picture(path: Path, text: str) -> str:
     """An ``img`` element that holds the PNG; ``text`` says what it shows."""
     data = base64.b64encode(path.read_bytes()).decode()
     return f'<img alt="{html.escape(text)}" src="data:image/png;base64,{data}">'
+
+
+def page(title: str, body: str) -> str:
+    """A whole HTML page; ``body`` is HTML."""
+    return f"""<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{html.escape(title)}</title><style>{STYLE}</style></head><body><h1>{html.escape(title)}</h1>
+{body}
+</body></html>
+"""
+
+
+def save_figure(fig: Any, base: Path, dpi: int = 110) -> list[Path]:
+    """BASE.png and BASE.pdf, written aside and renamed; closes the figure."""
+    paths = []
+    for suffix in (".png", ".pdf"):
+        path = base.with_suffix(suffix)
+        aside = path.with_name(f".{path.name}")
+        fig.savefig(aside, dpi=dpi, format=suffix[1:])
+        aside.replace(path)
+        paths.append(path)
+    plt.close(fig)
+    return paths

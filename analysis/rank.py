@@ -12,13 +12,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 
-from analysis.pages import picture, write_text
+from analysis.pages import page, picture, save_figure, write_text
 
 COLOURS = {"attention": "#0072b2", "forward": "#d55e00", "backward": "#009e73", "both": "#000000"}  # Okabe & Ito
 STYLES = {"attention": "-", "forward": "--", "backward": ":", "both": "-"}
@@ -75,6 +72,8 @@ def rows_of(run: Path) -> list[dict[str, Any]]:
 
 
 def _format(value: Any) -> str:
+    if value is None:
+        return "–"
     if isinstance(value, bool):
         return "yes" if value else "NO"
     if isinstance(value, float):
@@ -104,7 +103,7 @@ def draw_matrices(run: Path, path: Path) -> None:
     axes[-1, 0].set_xlabel("token read")
     axes[-1, 0].set_ylabel("token written")
     fig.colorbar(image, ax=axes, label="log10 |M| / max |M|, at least -6", shrink=0.6)
-    _save(fig, path)
+    save_figure(fig, path)
 
 
 def draw_spectra(run: Path, path: Path) -> None:
@@ -129,16 +128,7 @@ def draw_spectra(run: Path, path: Path) -> None:
         axis.set_visible(False)
     axes[-1, 0].set(xlabel="singular value number", ylabel="σ / largest σ")
     axes[0, 0].legend(fontsize=9)
-    _save(fig, path)
-
-
-def _save(fig: Any, path: Path) -> None:
-    """PNG and PDF, written aside and renamed."""
-    for suffix in (".png", ".pdf"):
-        aside = path.with_name(f".{path.stem}{suffix}")
-        fig.savefig(aside, dpi=110)
-        aside.replace(path.with_suffix(suffix))
-    plt.close(fig)
+    save_figure(fig, path)
 
 
 NOTE = """M is the token-mixing matrix of Y = MX in float64, without the skip D. A block off the diagonal holds what a
@@ -167,24 +157,12 @@ def to_html(rows: list[dict[str, Any]], runs: list[Path]) -> str:
     for run in runs:
         for name, text in (("matrices", "matrices by block and direction"), ("spectra", "singular values by block")):
             pictures += f"<h2>{html.escape(run.name)}: {text}</h2>{picture(run / f'{name}.png', text)}"
-    return f"""<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<title>Ranks of token-mixing matrices</title>
-<style>
-body {{ font: 16px/1.5 system-ui, sans-serif; color: #1b1b1b; background: #fff; max-width: 80rem; margin: 0 auto;
-  padding: 1rem; }}
-table {{ border-collapse: collapse; font-size: .85rem; font-variant-numeric: tabular-nums; }}
-th, td {{ padding: .3rem .5rem; border-bottom: 1px solid #ddd; text-align: right; }}
-.scroll {{ overflow-x: auto; }} img {{ max-width: 100%; height: auto; }} p {{ max-width: 60rem; }}
-</style></head><body><h1>Ranks of token-mixing matrices</h1>
-<p>{html.escape(NOTE)}</p>
-<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>{pictures}
-</body></html>
-"""
+    table = f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+    return page("Ranks of token-mixing matrices", f"<p>{html.escape(NOTE)}</p>{table}{pictures}")
 
 
-def main(runs: list[Path]) -> None:
-    """Writes pictures into each run's folder and the tables into the first one's."""
+def main(runs: list[Path], out: Path) -> list[Path]:
+    """Writes pictures into each run's folder and the tables, ranks.*, into ``out``; returns the tables."""
     rows = [row for run in runs for row in rows_of(run)]
     for run in runs:
         draw_matrices(run, run / "matrices.png")
@@ -195,14 +173,14 @@ def main(runs: list[Path]) -> None:
     writer.writerows(rows)
     texts = {"ranks.md": to_markdown(rows), "ranks.csv": buffer.getvalue(), "ranks.html": to_html(rows, runs)}
     for name, text in texts.items():
-        write_text(runs[0] / name, text)
-    print(runs[0] / "ranks.html")
+        write_text(out / name, text)
+    return [out / name for name in texts]
 
 
 if __name__ == "__main__":
     if len(sys.argv) < 2:
         sys.exit("usage: python -m analysis.rank RUN [RUN ...]")
     try:
-        main([Path(argument) for argument in sys.argv[1:]])
+        print(main([Path(argument) for argument in sys.argv[1:]], Path(sys.argv[1]))[-1])
     except ValueError as error:
         sys.exit(f"error: {error}")

@@ -68,7 +68,7 @@ class TokenMixingRanks(FrozenBackboneModule):
         self.chunk, self.max_heads, self.tolerance = chunk, max_heads, tolerance
         self._found: dict[tuple[int, str], list[Tensor]] = {}  # rows (images · heads, fields)
         self._spectra: dict[tuple[int, str], list[Tensor]] = {}
-        self._widths: dict[tuple[int, str], tuple[int, int | None]] = {}
+        self._widths: dict[tuple[int, str], tuple[int, int | None, bool]] = {}
         self._arrays: dict[str, Tensor] = {}
         self._rows: list[dict[str, Any]] = []
 
@@ -130,7 +130,7 @@ class TokenMixingRanks(FrozenBackboneModule):
         self._found.setdefault(where, []).append(torch.stack([t.double() for t in row], -1)[:count].flatten(0, 1))
         share = values / values[..., :1].clamp(min=torch.finfo(values.dtype).tiny)
         self._spectra.setdefault(where, []).append(share[:count].mean(1))
-        self._widths[where] = M.shape[-1], width
+        self._widths[where] = M.shape[-1], width, decay is not None
 
     def on_validation_epoch_end(self) -> None:
         self._rows = []
@@ -138,7 +138,7 @@ class TokenMixingRanks(FrozenBackboneModule):
             table = gather_rows(torch.cat(rows))
             spectrum = gather_rows(torch.cat(self._spectra[block, direction])).mean(0)
             self._arrays[f"spectrum/block{block}/{direction}"] = spectrum.cpu()
-            tokens, width = self._widths[block, direction]
+            tokens, width, masked = self._widths[block, direction]
             column = dict(zip(FIELDS, table.unbind(-1), strict=True))
             # a scan's M as a whole is not bounded by its state
             whole = rank_bound((tokens, tokens), width if direction == "attention" else None)
@@ -154,7 +154,7 @@ class TokenMixingRanks(FrozenBackboneModule):
                     "block_rank_max": int(column["block_rank_max"].max()),
                     "block_rank_bound": rank_bound((chunk, chunk), width),
                     "block_effective_rank_mean": column["block_effective_rank"].mean().item(),
-                    "decay_block_rank_max": int(column["decay_rank_max"].max()),
+                    "decay_block_rank_max": int(column["decay_rank_max"].max()) if masked else None,
                     "bound_holds": not bool(column["bound_exceeded"].any()) and int(column["rank"].max()) <= whole,
                 }
             )  # fmt: skip

@@ -3,6 +3,7 @@
 Shapes: B images, K maps an image, h x w the maps' grid, H x W the masks' pixels, N = h·w.
 """
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -65,3 +66,19 @@ def binary_auc(scores: Tensor, masks: Tensor, ignore_index: int = 1000) -> Tenso
     wins = torch.where(positive, below + within, 0).sum(-1, dtype=torch.int64)
     pairs = foreground.sum(-1, dtype=torch.int64) * background.sum(-1, dtype=torch.int64)
     return wins.double() / (2 * pairs).double()
+
+
+def roc_curve(scores: np.ndarray, positive: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """False and true positive rates over every threshold, from (0, 0) to (1, 1); equal scores are one step.
+
+    The trapezoid under it is :func:`binary_auc`.
+
+    Args:
+        scores: (n) of one map.
+        positive: (n) whether foreground; both kinds must occur.
+    """
+    order = np.argsort(-scores, kind="stable")
+    values, hits = scores[order], positive[order].astype(np.int64)
+    ends = np.append(np.flatnonzero(np.diff(values)), len(values) - 1)
+    true, false = np.cumsum(hits)[ends], np.cumsum(1 - hits)[ends]
+    return np.append(0, false) / false[-1], np.append(0, true) / true[-1]
