@@ -126,18 +126,27 @@ files = configs/base.yaml configs/task/$(call yaml,$(1)).yaml configs/data/$(cal
 	$(wildcard $(foreach f,$(call task,$(1)) $(1),configs/paper/$(DATA)/$(if $(call supervised,$(1)),$(f:pretrain=supervised),$(f)).yaml)) \
 	$(call published,$(1))
 weights = $(if $(call trained,$(1)),,$(or $(CHECKPOINT),$(if $(filter demo,$(DATA)),$(call pretrained,$(1))/checkpoints/last.ckpt)))
-needs = $(if $(filter table4,$(call task,$(1))),$(call probe,$(1))/.done) \
-	$(if $(filter demo,$(DATA)),$(if $(call trained,$(1)),$(DEMO),$(if $(CHECKPOINT),,$(call pretrained,$(1))/.done)))
-
+# the demo's models are pretrained here; a pattern rule never follows itself, so each step of the chain has its own
 .SECONDEXPANSION:
-.PRECIOUS: $(RUNS)/%/.done
-$(RUNS)/%/.done: $$(call needs,$$*)
-	@mkdir -p $(@D); echo "$(@D)/log.txt"; \
-	test -n "$(call trained,$*)$(call weights,$*)$(call published,$*)" || grep -qs 'pretrained: true' $(call overlay,$*) || \
-	{ echo "error: no weights for $(call model,$*): give CHECKPOINT=path with MODELS=$(call model,$*), or write \
-	configs/paper/$(DATA)/weights-$(call model,$*).yaml"; exit 1; }; \
-	$(THREADS) $(BIN)/dinomamba $(call verb,$*) $(foreach f,$(call files,$*),-c $(f)) --seed_everything $(SEED) \
-	--trainer.logger.init_args.save_dir $(RUNS) --trainer.logger.init_args.name $* \
-	$(if $(call weights,$*),--model.init_args.backbone_weights $(call weights,$*)) \
-	$(if $(filter table4,$(call task,$*)),--model.init_args.probe $(call probe,$*)/checkpoints/last.ckpt) $(ARGS) \
-	> $(@D)/log.txt 2>&1 || { tail -n 5 $(@D)/log.txt; exit 1; }; touch $@
+.PRECIOUS: $(RUNS)/%/.done $(RUNS)/%-pretrain/.done
+$(RUNS)/%-pretrain/.done: $(DEMO)
+	@$(call run,$*-pretrain)
+
+$(RUNS)/%-table4/.done: $(RUNS)/%-table1/.done
+	@$(call run,$*-table4)
+
+$(RUNS)/%/.done: $$(if $$(filter demo,$$(DATA)),$$(if $$(CHECKPOINT),,$$(call pretrained,$$*)/.done))
+	@$(call run,$*)
+
+define run
+mkdir -p $(@D); echo "$(@D)/log.txt"; \
+test -n "$(call trained,$(1))$(call weights,$(1))$(call published,$(1))" || \
+grep -qs 'pretrained: true' $(call overlay,$(1)) || \
+{ echo "error: no weights for $(call model,$(1)): give CHECKPOINT=path with MODELS=$(call model,$(1)), or write \
+configs/paper/$(DATA)/weights-$(call model,$(1)).yaml"; exit 1; }; \
+$(THREADS) $(BIN)/dinomamba $(call verb,$(1)) $(foreach f,$(call files,$(1)),-c $(f)) --seed_everything $(SEED) \
+--trainer.logger.init_args.save_dir $(RUNS) --trainer.logger.init_args.name $(1) \
+$(if $(call weights,$(1)),--model.init_args.backbone_weights $(call weights,$(1))) \
+$(if $(filter table4,$(call task,$(1))),--model.init_args.probe $(call probe,$(1))/checkpoints/last.ckpt) $(ARGS) \
+> $(@D)/log.txt 2>&1 || { tail -n 5 $(@D)/log.txt; exit 1; }; touch $@
+endef

@@ -114,9 +114,15 @@ def main(args: list[str]) -> None:
     if given.command == "runs":
         print(*dict.fromkeys(f"{model}-{task}" for t in chosen for task in t.tasks() for model in t.models))
         return
+    failed = []
     for target in chosen:
-        for path in draw(target, given.runs):
-            print(path)
+        try:
+            for path in draw(target, given.runs):
+                print(path)
+        except ValueError as error:  # the others are drawn all the same
+            failed.append(str(error))
+    if failed:
+        raise ValueError("; ".join(failed))
 
 
 if __name__ == "__main__":
