@@ -118,7 +118,7 @@ data-binary_auc = $(if $(filter demo,$(DATA)),demo_s,imagenet_s)
 data = $(or $(data-$(call yaml,$(1))),$(DATA))
 
 overlay = configs/backbone/$(patsubst %_supervised,%,$(call model,$(1))).yaml
-published = $(wildcard configs/paper/$(DATA)/weights-$(call model,$(1)).yaml)
+published = $(wildcard configs/paper/$(DATA)/$(call model,$(1))-weights.yaml)
 pretrained = $(RUNS)/$(call model,$(1))-pretrain
 probe = $(RUNS)/$(call model,$(1))-table1
 files = configs/base.yaml configs/task/$(call yaml,$(1)).yaml configs/data/$(call data,$(1)).yaml $(call overlay,$(1)) \
@@ -143,7 +143,7 @@ mkdir -p $(@D); echo "$(@D)/log.txt"; \
 test -n "$(call trained,$(1))$(call weights,$(1))$(call published,$(1))" || \
 grep -qs 'pretrained: true' $(call overlay,$(1)) || \
 { echo "error: no weights for $(call model,$(1)): give CHECKPOINT=path with MODELS=$(call model,$(1)), or write \
-configs/paper/$(DATA)/weights-$(call model,$(1)).yaml"; exit 1; }; \
+configs/paper/$(DATA)/$(call model,$(1))-weights.yaml"; exit 1; }; \
 $(THREADS) $(BIN)/dinomamba $(call verb,$(1)) $(foreach f,$(call files,$(1)),-c $(f)) --seed_everything $(SEED) \
 --trainer.logger.init_args.save_dir $(RUNS) --trainer.logger.init_args.name $(1) \
 $(if $(call weights,$(1)),--model.init_args.backbone_weights $(call weights,$(1))) \

@@ -103,7 +103,7 @@ class RobustnessEvaluation(FrozenBackboneModule):
         self._hits, self._images = ([SumMetric().to(self.device) for _ in self._sets()] for _ in range(2))
 
     def validation_step(self, batch: dict[str, Any], batch_idx: int, dataloader_idx: int = 0) -> None:
-        taking_part = (batch["answers"] >= 0).any(1) if len(batch["image"]) else batch["answers"].new_zeros(0).bool()
+        taking_part = (batch["answers"] >= 0).any(1)
         if not taking_part.any():
             return
         images, answers = batch["image"][taking_part], batch["answers"][taking_part]

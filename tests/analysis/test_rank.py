@@ -36,7 +36,7 @@ def test_tables_and_pictures(tmp_path):
     vim = write_run(tmp_path / "vim")
     vit = write_run(tmp_path / "vit", ("attention",), None, backbone="VisionTransformer")
     linear = write_run(tmp_path / "linear", ("attention",), 8, backbone="LinearVisionTransformer")
-    rank.main([vim, vit, linear])
+    rank.main([vim, vit, linear], vim)
     with open(vim / "ranks.csv") as file:
         rows = list(csv.DictReader(file))
     assert [r["paper"] for r in rows[:3]] == ["rank(L) · 4, rank(L) ≫ 1"] * 3

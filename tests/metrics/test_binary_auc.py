@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import torch
 from sklearn.metrics import roc_auc_score
+from sklearn.metrics import roc_curve as sklearn_roc_curve
 
-from metrics import BinaryAUC, binary_auc, masks_to_grid
+from metrics import BinaryAUC, binary_auc, masks_to_grid, roc_curve
 from tests.processes import run_ranks
 
 IGNORED = 1000
@@ -143,3 +144,14 @@ def test_uneven_and_empty_ranks():
     for result in run_ranks(_rank, 3, [20, 3, 0]):
         for name, value in alone.compute().items():
             np.testing.assert_allclose(result[name], value.tolist(), atol=1e-12)
+
+
+@pytest.mark.parametrize("levels", [2, 5, 1000])
+def test_roc_curve_is_sklearns(levels):
+    rng = np.random.default_rng(levels)
+    scores, positive = rng.integers(0, levels, 200) / 7.0, rng.random(200) < 0.3
+    fpr, tpr = roc_curve(scores, positive)
+    wanted = sklearn_roc_curve(positive, scores, drop_intermediate=False)
+    np.testing.assert_allclose(fpr, wanted[0], atol=1e-15)
+    np.testing.assert_allclose(tpr, wanted[1], atol=1e-15)
+    assert np.trapezoid(tpr, fpr) == pytest.approx(roc_auc_score(positive, scores), abs=1e-12)
