@@ -72,6 +72,7 @@ $(RUN)/report.html: $(PRETRAINED) $(EVALUATIONS)
 # (overlays in configs/backbone), CHECKPOINT=path their checkpoint; ARGS adds flags to every run.
 TARGETS = table1 table4 table5 table6 figure1 figure4 figure5 figure6 figure7 figure8 figure9 figure10 figure11 figure12 ranks
 DATA ?= imagenet
+OVERLAYS ?= $(DATA)
 RUNS ?= runs/paper-$(DATA)
 JOBS ?= $(if $(filter demo,$(DATA)),2,1)
 THREADS ?= $(if $(filter demo,$(DATA)),OMP_NUM_THREADS=1)
@@ -123,9 +124,19 @@ pretrained = $(RUNS)/$(call model,$(1))-pretrain
 probe = $(RUNS)/$(call model,$(1))-table1
 files = configs/base.yaml configs/task/$(call yaml,$(1)).yaml configs/data/$(call data,$(1)).yaml $(call overlay,$(1)) \
 	$(if $(filter demo,$(DATA)),configs/task/$(call yaml,$(1))_demo.yaml) \
-	$(wildcard $(foreach f,$(call task,$(1)) $(1),configs/paper/$(DATA)/$(if $(call supervised,$(1)),$(f:pretrain=supervised),$(f)).yaml)) \
+	$(wildcard $(foreach f,$(call task,$(1)) $(1),configs/paper/$(OVERLAYS)/$(if $(call supervised,$(1)),$(f:pretrain=supervised),$(f)).yaml)) \
 	$(call published,$(1))
 weights = $(if $(call trained,$(1)),,$(or $(CHECKPOINT),$(if $(filter demo,$(DATA)),$(call pretrained,$(1))/checkpoints/last.ckpt)))
+# ---- study: three mixers of equal size, the demo's recipe, three seeds ---------------------------------------------
+STUDY = vim_demo vit_demo linear_vit_demo
+SEEDS = 0 1 2
+STUDY_RUNS = $(foreach t,probe knn auc ranks,$(STUDY:%=%-$(t)))
+
+study: .venv/.ready ## softmax, linear attention and Mamba of equal size, three seeds, on embedded data
+	@$(MAKE) --no-print-directory $(DEMO) $(foreach s,$(SEEDS),&& $(MAKE) --no-print-directory -j2 DATA=demo OVERLAYS=study \
+	SEED=$(s) RUNS=runs/study/seed$(s) $(STUDY_RUNS:%=runs/study/seed$(s)/%/.done))
+	$(BIN)/python -m analysis.study runs/study
+
 # the demo's models are pretrained here; a pattern rule never follows itself, so each step of the chain has its own
 .SECONDEXPANSION:
 .PRECIOUS: $(RUNS)/%/.done $(RUNS)/%-pretrain/.done

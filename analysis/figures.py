@@ -35,8 +35,8 @@ COLUMNS = {
 }
 NOTE = """Binary-AUC is the area under the ROC curve of a map's values as scores for foreground against background, per
 image, on the map's grid. m is its mean over images; max(m, 1−m) leaves the sign of a map free. The mean of
-max(AUC, 1−AUC) exceeds 0.5 for maps of no meaning too: read it beside that of shuffled maps. Images without both classes are
-skipped."""
+max(AUC, 1−AUC) exceeds 0.5 for maps of no meaning too: read it beside that of shuffled maps. Images without both
+classes are skipped."""
 
 
 def map_rows(run: "Run") -> list[dict[str, Any]]:

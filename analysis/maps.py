@@ -188,8 +188,8 @@ def components(target: "Target", runs: list["Run"]) -> tuple[Any, list[dict[str,
 
 
 GRID_NOTE = """Each map is stretched to its own range: yellow is high, violet low. A map whose mean AUC over all images
-is below 0.5 is shown negated, curve included. Under each map stands the AUC of that image; the table has the mean over all
-images."""
+is below 0.5 is shown negated, curve included. Under each map stands the AUC of that image; the table has the mean over
+all images."""
 COMPONENT_NOTE = f"""Colours are three principal components of the last block's patch features, of the patches whose
 first component, stretched to [0, 1] over a model's pictures, is above {THRESHOLD}: one threshold for all models and
 pictures. The first component is turned so that the masks have its higher values. The table's map is the similarity map

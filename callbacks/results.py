@@ -70,7 +70,8 @@ def is_complete(trainer: Trainer, pl_module: LightningModule) -> bool:
         limits.append(trainer.limit_train_batches)
         if trainer.max_epochs is not None and 0 <= trainer.current_epoch + 1 < trainer.max_epochs:
             return False
-    return not trainer.fast_dev_run and all(limit == 1.0 for limit in limits)
+    # the number 1 is one batch, 1.0 is all of them
+    return not trainer.fast_dev_run and all(isinstance(limit, float) and limit == 1.0 for limit in limits)
 
 
 def register_hparams(logger: TensorBoardLogger, values: dict[str, Any], metric: str) -> None:

@@ -4,6 +4,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from datamodules import prepare
+from tests.tiny_runs import run
+
 torch.set_num_threads(2)
 
 
@@ -11,3 +14,15 @@ torch.set_num_threads(2)
 def golden_dir() -> Path:
     """Reference tensors; GOLDEN_DIR points at other files of the same kind."""
     return Path(os.environ.get("GOLDEN_DIR", Path(__file__).parent / "golden"))
+
+
+@pytest.fixture(scope="session")
+def shards(tmp_path_factory):
+    out = tmp_path_factory.mktemp("demo")
+    prepare.demo(str(out), train=24, validation=20, samples_per_shard=9)
+    return out
+
+
+@pytest.fixture(scope="session")
+def pretrained(shards, tmp_path_factory):
+    return run("fit", "dino", shards, tmp_path_factory.mktemp("runs"))

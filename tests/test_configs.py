@@ -114,7 +114,18 @@ def paper_runs():
     found = {}
     for data in paper.DATA:
         goals = [f"runs/x/{name}/.done" for name, where in names.items() if where == data]
-        command = ["make", "-n", "-B", "-o", ".venv/.ready", "-o", "data/demo/_info.json", *goals, f"DATA={data}", "RUNS=runs/x"]
+        command = [
+            "make",
+            "-n",
+            "-B",
+            "-o",
+            ".venv/.ready",
+            "-o",
+            "data/demo/_info.json",
+            *goals,
+            f"DATA={data}",
+            "RUNS=runs/x",
+        ]
         text = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.replace("\\\n", "")
         for line in text.splitlines():
             if "bin/dinomamba" in line and "runs/x" in line:
@@ -141,7 +152,10 @@ def test_every_run_of_the_paper():
         given = [flags[i + 1] for i, flag in enumerate(flags) if flag == "--model.init_args.backbone_weights"]
         own = f"runs/x/{model}-pretrain/checkpoints/last.ckpt"
         assert given == ([own] if data == "demo" and task != "pretrain" else []), name
-        sources = [f"paper/{data}/{model}-weights" in files, "pretrained: true" in (CONFIGS / f"{overlay}.yaml").read_text()]
+        sources = [
+            f"paper/{data}/{model}-weights" in files,
+            "pretrained: true" in (CONFIGS / f"{overlay}.yaml").read_text(),
+        ]
         assert data == "demo" or sum(sources) == 1 or model == "linear_vit_base", name  # none are published of it
         if task == "table4":
             probe = flags[flags.index("--model.init_args.probe") + 1]

@@ -55,7 +55,9 @@ def test_what_each_part_of_figure_4_shows(runs):
     assert [r["map"] for r in registers] == [f"block1/register{r}/similarity" for r in range(3)]
     assert [float(r["probe"]) for r in registers] == pytest.approx([60, 70, 80])
     layers = numbers(runs, "figure4e")
-    assert [r["map"] for r in layers if r["model"] == "Vim"] == [f"block{b}/{k}" for k in ("similarity", "mixing") for b in (0, 1)]
+    assert [r["map"] for r in layers if r["model"] == "Vim"] == [
+        f"block{b}/{k}" for k in ("similarity", "mixing") for b in (0, 1)
+    ]
 
 
 def test_missing_and_partial_runs_are_named(tmp_path):
@@ -82,7 +84,8 @@ def test_maps_below_chance_are_shown_negated(runs):
     assert np.array_equal(shown[1].values, -kept["block1/mixing"]) and shown[1].row["auc"] < 0.5
 
 
-def test_components_find_a_planted_object_and_do_not_mind_the_sign(rng=np.random.default_rng(0)):
+def test_components_find_a_planted_object_and_do_not_mind_the_sign():
+    rng = np.random.default_rng(0)
     inside = np.zeros((4, 6, 6), bool)
     inside[:, 1:4, 2:5] = True
     parts = rng.normal(size=(3, 8))
@@ -91,7 +94,7 @@ def test_components_find_a_planted_object_and_do_not_mind_the_sign(rng=np.random
     patches = features.transpose(0, 3, 1, 2)
     everywhere = np.ones_like(inside)
     colours = maps.component_colours(patches, inside, everywhere)
-    assert colours.shape == (4, 6, 6, 3) and 0 <= colours.min() and colours.max() <= 1
+    assert colours.shape == (4, 6, 6, 3) and colours.min() >= 0 and colours.max() <= 1
     assert np.array_equal(colours.any(-1), inside)
     negated = maps.component_colours(-patches, inside, everywhere)
     assert np.array_equal(negated.any(-1), inside)

@@ -25,7 +25,9 @@ def test_ours_beside_the_papers(tmp_path):
     assert ours["difference"] == pytest.approx(0.7) and ours["last"] == pytest.approx(78.0)
     assert ours["images"] == 50_000 and ours["weights"] == "w.pth (flat)" and ours["date"] == "2026-11-28"
     assert ours["config"] == "vim_small-table1/config.yaml" and ours["parameters"] == 4_000
-    assert by["vim_small", "last 3 blocks"]["published"] is None and "difference" not in by["vim_small", "last 3 blocks"]
+    assert (
+        by["vim_small", "last 3 blocks"]["published"] is None and "difference" not in by["vim_small", "last 3 blocks"]
+    )
     assert sum(r["state"] == "not run" for r in rows) == 7
     assert by["mambar_base", "last 8 blocks"]["published"] == 78.5
     page = (tmp_path / "table1.html").read_text()

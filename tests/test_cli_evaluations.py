@@ -1,0 +1,192 @@
+"""Evaluations through the command line, from shards to results."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from datamodules import prepare
+from lightning_modules import LinearProbe, Supervised
+from tests.tiny_runs import BACKBONES, LARGE, read_results, run
+
+
+@pytest.mark.parametrize("source", ["initialised", "pretrained"])
+def test_linear_probe(source, shards, pretrained, tmp_path):
+    extra = (
+        ["--model.init_args.backbone_weights", str(pretrained / "checkpoints/last.ckpt")]
+        if source == "pretrained"
+        else []
+    )
+    folder = run("fit", "linear_probe", shards, tmp_path, "vim", *extra)
+    rows = read_results(folder)["rows"]
+    assert [r["head"] for r in rows] == ["n1_cls_lr1_wd0", "n2_cls+mean_lr1_wd0.0001", "n1_max_lr0.1_wd0"]
+    for row in rows:
+        assert 0 <= row["top1_last"] <= row["top1_best"] <= row["top5_best"] <= 1 and row["best_epoch"] in (
+            0,
+            1,
+        )
+    path = folder / "checkpoints/last.ckpt"
+    torch.load(path, weights_only=True)
+    module = LinearProbe.load_from_checkpoint(path, map_location="cpu", weights_only=True)
+    assert len(module.history) == 2
+    if source == "pretrained":  # frozen: what was loaded is what was kept
+        teacher = torch.load(pretrained / "checkpoints/last.ckpt", weights_only=True)["state_dict"]
+        for name, value in module.backbone.state_dict().items():
+            assert torch.equal(value, teacher[f"teacher.backbone.{name}"])
+
+
+def test_every_task_starts_from_the_same_backbone(shards, tmp_path):
+    """What an evaluation calls untrained is what pretraining with the same seed starts from."""
+    still = [f"--model.init_args.{key}=0" for key in ("lr", "min_lr", "weight_decay", "weight_decay_end")]
+    pretrain = run("fit", "dino", shards, tmp_path, "vim", *still)
+    probe = run("fit", "linear_probe", shards, tmp_path)
+    before, untrained = (
+        torch.load(f / "checkpoints/last.ckpt", weights_only=True)["state_dict"] for f in (pretrain, probe)
+    )
+    for name, value in untrained.items():
+        if name.startswith("backbone."):
+            assert torch.equal(value, before[f"student.{name}"]), name
+
+
+def test_knn(shards, tmp_path):
+    folder = run("validate", "knn", shards, tmp_path)
+    rows = read_results(folder)["rows"]
+    assert [r["k"] for r in rows] == [5, 1] and rows[0]["bank"] == 24 and rows[0]["queries"] == 20
+
+
+@pytest.mark.parametrize("backbone", BACKBONES)
+def test_binary_auc(backbone, shards, tmp_path):
+    folder = run("validate", "binary_auc", shards, tmp_path, backbone, *(LARGE if backbone == "timm" else []))
+    rows = read_results(folder)["rows"]
+    names = [r["map"] for r in rows]
+    depth = len({n.split("/")[0] for n in names if n != "shuffled"})
+    assert names[-1] == "shuffled" and f"block{depth - 1}/similarity" in names and "block0/head0/mixing" in names
+    assert ("block0/register1/similarity" in names) == (backbone == "mambar")
+    for row in rows:
+        assert 0 <= row["auc"] <= 1 and row["images"] + row["skipped"] == 20
+        assert row["auc_of_mean_normalized"] == pytest.approx(max(row["auc"], 1 - row["auc"]))
+
+
+@pytest.mark.parametrize("backbone", ["vim", "mambar", "vit", "linear_vit", "vim_mamba1"])
+def test_ranks(backbone, shards, tmp_path):
+    """Y = MX, and the bounds of algebra, on every block of every mixer: the decay's blocks have rank exactly 1."""
+    folder = run("validate", "ranks", shards, tmp_path, backbone)
+    rows = read_results(folder)["rows"]
+    arrays = np.load(folder / "results.npz")
+    scan = backbone not in ("vit", "linear_vit")
+    directions = ["forward", "backward", "both"] if scan else ["attention"]
+    assert [(r["block"], r["direction"]) for r in rows] == [(b, d) for b in range(2) for d in directions]
+    inner = {"vit": None, "linear_vit": 8}.get(backbone, 4)
+    for row in rows:
+        assert row["residual_max"] < 1e-10 and row["bound_holds"] and row["inner_size"] == inner
+        assert row["matrices"] == 20 * {"vit": 2, "linear_vit": 2, "vim_mamba1": 24}.get(backbone, 4)
+        assert 1 <= row["effective_rank_mean"] <= row["rank_max"] <= row["rank_bound"]
+        assert row["block_rank_max"] <= row["block_rank_bound"] == min(6, inner or 6)
+        one_decay = backbone in ("vim", "mambar") and row["direction"] != "both"
+        assert row["decay_block_rank_max"] == (1 if one_decay else None)
+        name = f"block{row['block']}/{row['direction']}"
+        matrix, spectrum = arrays[f"matrix/{name}"], arrays[f"spectrum/{name}"]
+        assert matrix.shape[-2:] == (row["tokens"],) * 2 and spectrum[0] == pytest.approx(1)
+        assert (np.diff(spectrum) <= 1e-12).all()
+
+
+def test_ranks_refuse_models_that_do_not_come_apart(shards, tmp_path):
+    with pytest.raises(SystemExit):
+        run("validate", "ranks", shards, tmp_path, "timm")
+
+
+def test_test_command(shards, tmp_path):
+    assert read_results(run("test", "binary_auc", shards, tmp_path))["rows"]
+
+
+def test_predict(shards, tmp_path):
+    folder = run("predict", "binary_auc", shards, tmp_path)
+    files = sorted((folder / "predictions").glob("*.npz"))
+    parts = [np.load(f) for f in files]
+    assert sum(len(p["key"]) for p in parts) == 20 == len({k for p in parts for k in p["key"]})
+    for part in parts:
+        n = len(part["key"])
+        assert part["embedding"].shape == (n, 16) and part["maps"].shape == (n, len(part["map_names"]), 4, 4)
+
+
+def test_skipped_samples_are_counted(shards, tmp_path):
+    from tests.datamodules.test_shards import retar
+
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    for path in shards.glob("*"):
+        (broken / path.name).write_bytes(path.read_bytes())
+    name = "validation-000000.tar"
+    retar(shards / name, broken / name, lambda member, data: data[:30] if member == "00000003.png" else data)
+    with pytest.raises(SystemExit):
+        run("validate", "knn", broken, tmp_path)
+    folder = run("validate", "knn", broken, tmp_path, "vim", "--data.init_args.policy", "skip")
+    assert read_results(folder)["rows"][0]["queries"] == 19
+    records = [json.loads(p.read_text()) for p in folder.glob("run*.json")]
+    assert 1 in [r.get("skipped_samples") for r in records]
+
+
+def test_wrong_number_of_classes(shards, tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        run("fit", "linear_probe", shards, tmp_path, "vim", "--model.init_args.num_classes", "5")
+    assert "num_classes" in capsys.readouterr().err.strip().splitlines()[-1]
+
+
+def test_a_trained_probe_on_robustness_sets(shards, tmp_path):
+    """Probe and backbone come from the probe's checkpoint; the sets from folders, A's answer among its classes."""
+    probe = run("fit", "linear_probe", shards, tmp_path) / "checkpoints/last.ckpt"
+    prepare.demo_robustness(str(tmp_path / "sets"), per_class=2)
+    names = f"{tmp_path}/sets/classes.txt"
+    sets = (
+        f"{{v2: {{path: v2-a}}, a: {{path: a, classes: [0, 3, 5, 8], synsets: {names}}}, "
+        f"real: {{path: real, labels: {tmp_path}/sets/real.json, synsets: {names}}}}}"
+    )
+    (tmp_path / "sets.yaml").write_text(f"data: {{init_args: {{sets: {sets}}}}}")
+    extra = ["--data.init_args.root", str(tmp_path / "sets"), "-c", str(tmp_path / "sets.yaml")]
+    folder = run("validate", "robustness", shards, tmp_path, "vim", *extra, "--model.init_args.probe", str(probe))
+    table = read_results(folder)
+    assert [(r["set"], r["images"], r["classes"]) for r in table["rows"]] == [
+        ("v2", 20, "all"), ("a", 8, 4), ("real", 16, "all"),
+    ]  # fmt: skip
+    assert all(0 <= r["top1"] <= 1 and r["head"].startswith("n") for r in table["rows"])
+    assert table["weights"] == f"{probe} (lightning)" and table["complete"]
+
+
+def test_supervised_training_feeds_evaluations(shards, tmp_path):
+    folder = run("fit", "supervised", shards, tmp_path)
+    path = folder / "checkpoints/last.ckpt"
+    trained = torch.load(path, weights_only=True)["state_dict"]
+    knn = run("validate", "knn", shards, tmp_path, "vim", "--model.init_args.backbone_weights", str(path))
+    assert read_results(knn)["weights"] == f"{path} (lightning)"
+    module = Supervised.load_from_checkpoint(path, map_location="cpu", weights_only=True)
+    assert all(torch.equal(v, trained[f"backbone.{k}"]) for k, v in module.backbone.state_dict().items())
+
+
+def test_pictures_are_kept_with_their_maps(shards, tmp_path):
+    folder = run("validate", "binary_auc", shards, tmp_path, "mambar", "--model.init_args.pictures", "11")
+    kept = np.load(folder / "results.npz")
+    assert kept["images"].shape == (11, 16, 16, 3) and kept["masks"].shape == (11, 16, 16)
+    assert kept["patches"].shape == (11, 16, 4, 4) and len(set(kept["keys"].tolist())) == 11
+    predicted = run("predict", "binary_auc", shards, tmp_path, "mambar") / "predictions"
+    parts = [np.load(f) for f in sorted(predicted.glob("*.npz"))]
+    names = parts[0]["map_names"].tolist()
+    assert kept["map_names"].tolist() == [*names, "shuffled"]
+    maps = np.concatenate([p["maps"] for p in parts])[:11]
+    np.testing.assert_allclose(kept["maps"][:, :-1], maps, atol=1e-5)
+    with np.load(run("validate", "ranks", shards, tmp_path, "mambar") / "results.npz") as ranks:
+        assert not any(name in ranks for name in ("images", "masks"))
+
+
+def test_a_run_cut_short_does_not_replace_complete_results(shards, tmp_path):
+    folder = run("fit", "linear_probe", shards, tmp_path)
+    whole = (folder / "results.json").read_text()
+    table = json.loads(whole)
+    assert table["complete"] and not list(folder.glob("results.partial*")) and table["rows"][0]["images"] == 20
+    assert table["counts"]["backbone_passes_per_training_image"] == 1 and table["counts"]["heads"] == 3
+    for cut in (["--trainer.limit_val_batches", "1"], ["--trainer.max_epochs", "4", "--trainer.max_steps", "3"]):
+        run("fit", "linear_probe", shards, tmp_path, "vim", *cut)
+        assert (folder / "results.json").read_text() == whole
+        assert json.loads((folder / "results.partial.json").read_text())["complete"] is False
+    run("fit", "linear_probe", shards, tmp_path)
+    assert not list(folder.glob("results.partial*"))
