@@ -85,7 +85,7 @@ def bars(target: "Target", runs: list["Run"]) -> tuple[Any, list[dict[str, Any]]
         last = [whole_maps(run, kind)[-1] for run in runs]
         for at, (run, row) in enumerate(zip(runs, last, strict=True)):
             who = target.label(run.model)
-            (bar,) = axis.bar(at, row[SCORE], color=_colour(who["training"]), width=0.7)
+            (bar,) = axis.bar(at, row[SCORE] - 0.5, bottom=0.5, color=_colour(who["training"]), width=0.7)
             seen[who["training"]] = bar
             axis.text(at, row[SCORE] + 0.005, f"{row[SCORE]:.3f}", ha="center", fontsize=8)
             rows.append(table_row(target, run, row))
@@ -116,7 +116,13 @@ def heads(target: "Target", runs: list["Run"]) -> tuple[Any, list[dict[str, Any]
             axis.hlines(sum(scores) / len(scores), number - 0.38, number + 0.38, color=COLOURS[number], linewidth=1.5)
             for place, row in zip(places, mine, strict=True):
                 axis.annotate(
-                    str(row["index"]), (place, row[SCORE]), (0, 5), textcoords="offset points", fontsize=7, ha="center"
+                    str(row["index"]),
+                    (place, row[SCORE]),
+                    (0, 5),
+                    textcoords="offset points",
+                    fontsize=7,
+                    ha="center",
+                    bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5},
                 )
             rows += [table_row(target, run, row) for row in mine]
         axis.set_xticks(range(len(blocks)), [f"block {block}" for block in blocks])
@@ -149,7 +155,8 @@ def registers(target: "Target", runs: list["Run"], folder: Path) -> tuple[Any, l
         lower.bar(numbers, [top1.get(f"register{n}", 0.0) for n in numbers], color=COLOURS[1], width=0.7)
         if "cls" in top1:
             lower.axhline(top1["cls"], color="#444", linewidth=1, linestyle="--", label="mean of all registers")
-            lower.legend(fontsize=8, frameon=False)
+            lower.legend(fontsize=8, frameon=False, loc="upper right")
+            lower.set_ylim(0, 1.2 * max(top1.values()))
         lower.set_xlabel("register")
         for axis in (upper, lower):
             axis.set_xticks(numbers)

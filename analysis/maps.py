@@ -107,7 +107,7 @@ def grid(target: "Target", runs: list["Run"]) -> tuple[Any, list[dict[str, Any]]
                 style = "-" if at < len(COLOURS) else "--"
                 curve.plot(fpr, tpr, style, color=COLOURS[at % len(COLOURS)], linewidth=1.1)
         curve.plot([0, 1], [0, 1], ":", color="#888", linewidth=0.8)
-        curve.set(xlim=(0, 1), ylim=(0, 1), aspect="equal", xticks=[0, 1], yticks=[0, 1])
+        curve.set(xlim=(-0.04, 1.04), ylim=(-0.04, 1.04), aspect="equal", xticks=[0, 1], yticks=[0, 1])
         curve.tick_params(labelsize=7)
         for axis in axes[number, :-1]:
             axis.set(xticks=[], yticks=[])
@@ -123,7 +123,8 @@ def grid(target: "Target", runs: list["Run"]) -> tuple[Any, list[dict[str, Any]]
 def component_colours(patches: np.ndarray, positive: np.ndarray, taking_part: np.ndarray) -> np.ndarray:
     """Principal components of patch features as colours, after Oquab et al. (2024).
 
-    The first component over all pictures, stretched to [0, 1], says by THRESHOLD which patches are shown; it is turned
+    Features are centred and scaled to unit length, or one picture far from the others takes the first component. The
+    first component over all pictures, stretched to [0, 1], says by THRESHOLD which patches are shown; it is turned
     so that masks have the higher values in the mean. Three components of those patches alone, each stretched between
     its 2nd and 98th percentile, are red, green and blue; the rest is black.
 
@@ -136,6 +137,8 @@ def component_colours(patches: np.ndarray, positive: np.ndarray, taking_part: np
     """
     count, _, h, w = patches.shape
     flat = patches.transpose(0, 2, 3, 1).reshape(count * h * w, -1).astype(np.float64)
+    flat -= flat.mean(0)
+    flat /= np.linalg.norm(flat, axis=1, keepdims=True).clip(min=1e-12)
     first = _components(flat, 1)[:, 0]
     inside, outside = (first[(positive == side).ravel() & taking_part.ravel()] for side in (True, False))
     if len(inside) and len(outside) and inside.mean() < outside.mean():
@@ -190,10 +193,10 @@ def components(target: "Target", runs: list["Run"]) -> tuple[Any, list[dict[str,
 GRID_NOTE = """Each map is stretched to its own range: yellow is high, violet low. A map whose mean AUC over all images
 is below 0.5 is shown negated, curve included. Under each map stands the AUC of that image; the table has the mean over
 all images."""
-COMPONENT_NOTE = f"""Colours are three principal components of the last block's patch features, of the patches whose
-first component, stretched to [0, 1] over a model's pictures, is above {THRESHOLD}: one threshold for all models and
-pictures. The first component is turned so that the masks have its higher values. The table's map is the similarity map
-of the same block."""
+COMPONENT_NOTE = f"""Colours are three principal components of the last block's patch features, centred and of unit
+length, of the patches whose first component, stretched to [0, 1] over a model's pictures, is above {THRESHOLD}: one
+threshold for all models and pictures. The first component is turned so that the masks have its higher values. The
+table's map is the similarity map of the same block."""
 
 
 def draw(target: "Target", runs: Path) -> list[Path]:

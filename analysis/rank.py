@@ -82,19 +82,23 @@ def _format(value: Any) -> str:
 
 
 def draw_matrices(run: Path, path: Path) -> None:
-    """log10 |M| of the first image's first head: a row per block, a column per direction, chunks outlined."""
+    """log10 |M| of the first image's first head: a column per block, a row per direction, chunks outlined."""
     arrays = np.load(run / "results.npz")
     chunk = read(run)["rows"][0]["chunk"]
     names = [name.split("/")[1:] for name in arrays if name.startswith("matrix/")]
     blocks = list(dict.fromkeys(block for block, _ in names))
     directions = list(dict.fromkeys(direction for _, direction in names))
-    size = (2.9 * len(directions) + 0.6, 2.7 * len(blocks))
-    fig, axes = plt.subplots(len(blocks), len(directions), figsize=size, squeeze=False, layout="constrained")
-    for (block, direction), axis in zip(((b, d) for b in blocks for d in directions), axes.flat, strict=True):
+    shown = {}
+    for block, direction in names:
         size_of = np.abs(arrays[f"matrix/{block}/{direction}"][0])
-        shown = np.log10(np.where(size_of > 0, size_of / size_of.max(), np.nan))
-        image = axis.imshow(np.maximum(shown, -6), cmap="viridis", vmin=-6, vmax=0)
-        for edge in range(chunk, len(shown), chunk):
+        shown[block, direction] = np.log10(np.where(size_of > 0, size_of / size_of.max(), np.nan))
+    lowest = max(-6.0, min(float(np.nanmin(values)) for values in shown.values()))
+    size = (2.4 * len(blocks) + 1.2, 2.6 * len(directions) + 0.3)
+    fig, axes = plt.subplots(len(directions), len(blocks), figsize=size, squeeze=False, layout="constrained")
+    for (direction, block), axis in zip(((d, b) for d in directions for b in blocks), axes.flat, strict=True):
+        values = shown[block, direction]
+        image = axis.imshow(np.maximum(values, lowest), cmap="viridis", vmin=lowest, vmax=0)
+        for edge in range(chunk, len(values), chunk):
             axis.axhline(edge - 0.5, color="white", linewidth=0.6)
             axis.axvline(edge - 0.5, color="white", linewidth=0.6)
         axis.set_title(f"{block.replace('block', 'block ')}, {direction}", fontsize=10)
@@ -102,7 +106,7 @@ def draw_matrices(run: Path, path: Path) -> None:
         axis.set_yticks([])
     axes[-1, 0].set_xlabel("token read")
     axes[-1, 0].set_ylabel("token written")
-    fig.colorbar(image, ax=axes, label="log10 |M| / max |M|, at least -6", shrink=0.6)
+    fig.colorbar(image, ax=axes, label=f"log10 |M| / max |M|, at least {lowest:.1f}", shrink=0.8)
     save_figure(fig, path)
 
 

@@ -95,7 +95,7 @@ def collect(target: "Target", runs: Path) -> list[dict[str, Any]]:
             match = next((p for p in theirs if p["n_last_blocks"] == row.get("n_last_blocks")), None)
             if match is not None:
                 theirs.remove(match)
-            rows.append(who | row | {"published": (match or {}).get("top1")})
+            rows.append(who | row | ({"published": (match or {}).get("top1")} if target.data == "imagenet" else {}))
         for missing in theirs:
             what = f"last {missing['n_last_blocks']} blocks"
             rows.append(who | {"what": what, "published": missing.get("top1"), "state": NOT_RUN})
@@ -121,7 +121,7 @@ def show(row: dict[str, Any], column: str) -> str:
     """A cell as people read it."""
     value = row.get(column)
     if column == "published":
-        return "not known here" if value is None else f"{value:.1f}"
+        return f"{value:.1f}" if value is not None else "not known here" if column in row else "–"
     if value is None:
         return "–"
     if column == "difference":
