@@ -31,10 +31,13 @@ class Results(Callback):
         headline_name = getattr(pl_module, "headline_metric", "")
         headline = trainer.callback_metrics.get(headline_name)
         if rows:
-            table = {
+            backbone: Any = pl_module.backbone
+            parameters = sum(p.numel() for p in backbone.parameters())
+            table: dict[str, Any] = {
                 "module": type(pl_module).__name__,
                 "backbone": type(pl_module.backbone).__name__,
                 "headline": {headline_name: None if headline is None else float(headline)},
+                "backbone_parameters": parameters,
                 "weights": getattr(pl_module, "weights_source", "random initialisation"),
                 "epoch": trainer.current_epoch,
                 "complete": whole,

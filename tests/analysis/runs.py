@@ -10,7 +10,7 @@ def write_run(runs, model, task, rows, complete=True, epoch=0, counts=None, arra
     folder = runs / f"{model}-{task}"
     folder.mkdir(parents=True, exist_ok=True)
     table = {
-        "module": "M", "backbone": "B", "headline": {}, "weights": weights, "epoch": epoch, "complete": complete,
+        "module": "M", "backbone": "B", "headline": {}, "weights": weights, "backbone_parameters": 129_600, "epoch": epoch, "complete": complete,
         "counts": counts or {}, "rows": rows,
     }  # fmt: skip
     for name in ("results.json", "results.partial.json"):
