@@ -5,6 +5,7 @@ to RUNS/TARGET.*; ``python -m analysis.paper runs TARGET`` lists the runs a targ
 """
 
 import argparse
+import html
 import json
 import sys
 from dataclasses import dataclass
@@ -101,6 +102,15 @@ def draw(target: Target, runs: Path) -> list[Path]:
     return figures.draw(target, runs)
 
 
+def write_index(runs: Path) -> None:
+    """RUNS/index.html: links to the pages of the targets that are there."""
+    from analysis.pages import page, write_text
+
+    there = [(n, t["title"]) for n, t in spec()["targets"].items() if (runs / f"{n}.html").is_file()]
+    links = "".join(f'<li><a href="{name}.html">{html.escape(title)}</a></li>' for name, title in there)
+    write_text(runs / "index.html", page("Tables and figures", f"<ul>{links}</ul>"))
+
+
 def main(args: list[str]) -> None:
     """See the module's first lines."""
     parser = argparse.ArgumentParser(prog="python -m analysis.paper", description=__doc__)
@@ -114,13 +124,14 @@ def main(args: list[str]) -> None:
     if given.command == "runs":
         print(*dict.fromkeys(f"{model}-{task}" for t in chosen for task in t.tasks() for model in t.models))
         return
-    failed = []
+    failed: list[str] = []
     for target in chosen:
         try:
             for path in draw(target, given.runs):
                 print(path)
         except ValueError as error:  # the others are drawn all the same
             failed.append(str(error))
+    write_index(given.runs)
     if failed:
         raise ValueError("; ".join(failed))
 

@@ -70,7 +70,7 @@ def describe_head(row: dict[str, Any]) -> str:
 def _robustness_rows(run: "Run") -> list[dict[str, Any]]:
     return [
         {
-            "what": f"{row['set'].replace('_', ' ')}, among {row['classes']} classes",
+            "what": f"{row['set'].replace('_', ' ')}, among {row['classes']} classes, probe {row['head']}",
             "ours": 100 * row["top1"],
             "images": row["images"],
             **_origin(run),

@@ -1,7 +1,7 @@
 """Linear probing: the heads of Table 5 trained together on one backbone pass, against each head trained alone.
 
-One training step of LinearProbe (forward, losses, backward, SGD) on the same 16 images of 224 px and 1,000 classes; alone
-is the sum over the heads, each with its own backbone pass, as the reference's script runs once for each setting.
+One training step of LinearProbe (forward, losses, backward, SGD) on the same 16 images of 224 px and 1,000 classes;
+alone is the sum over the heads, each with its own backbone pass, as the reference's script runs once for each setting.
 """
 
 from functools import partial

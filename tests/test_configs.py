@@ -1,5 +1,6 @@
 """Every YAML parses in the company it is made for, and wrong input says what to change."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -160,6 +161,26 @@ def test_every_run_of_the_paper():
         if task == "table4":
             probe = flags[flags.index("--model.init_args.probe") + 1]
             assert probe == f"runs/x/{model}-table1/checkpoints/last.ckpt"
+
+
+def test_a_robustness_run_comes_after_its_probe(tmp_path):
+    for data, first in (("imagenet", []), ("demo", ["pretrain"])):
+        model = "vim_demo" if data == "demo" else "vim_tiny"
+        goal = f"{tmp_path}/{model}-table4/.done"
+        command = [
+            "make",
+            "-n",
+            "-o",
+            ".venv/.ready",
+            "-o",
+            "data/demo/_info.json",
+            goal,
+            f"DATA={data}",
+            f"RUNS={tmp_path}",
+        ]
+        text = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+        found = [word.rsplit("-", 1)[1] for word in re.findall(r'echo "\S*/(\S+)/log.txt"', text)]
+        assert found == [*first, "table1", "table4"]
 
 
 ONE_EACH = {(name.split("-")[1], "demo" in name, "supervised" in name): name for name in PAPER_RUNS}.values()

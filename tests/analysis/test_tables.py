@@ -61,7 +61,7 @@ def test_robustness_and_embedded_data(tmp_path):
     write_run(tmp_path, "vim_demo", "table4", rows)
     found = table(tmp_path, "table4", "demo")
     ours = next(r for r in found if r["name"] == "vim_demo")
-    assert ours["what"] == "a, among 200 classes" and ours["ours"] == 25.0 and ours["images"] == 7_500
+    assert ours["what"] == "a, among 200 classes, probe n4" and ours["ours"] == 25.0 and ours["images"] == 7_500
     assert [r["name"] for r in found if r["state"] == "not run"] == ["vit_demo", "linear_vit_demo", "mambar_demo"]
     assert "nothing here compares with the paper" in (tmp_path / "table4.html").read_text()
 
