@@ -188,8 +188,23 @@ def layers(target: "Target", runs: list["Run"]) -> tuple[Any, list[dict[str, Any
     return fig, rows
 
 
+def describe_map(name: str) -> str:
+    """A map's name in words."""
+    match = NAME.fullmatch(name)
+    if match is None:
+        return name
+    kind = KINDS.get(match[4], match[4])
+    if match[2] == "register":
+        kind = kind.replace("CLS", "register")
+    part = "" if match[2] is None else f", {match[2]} {match[3]}"
+    return f"{kind}, block {match[1]}{part}"
+
+
 def cell(row: dict[str, Any], column: str) -> str:
+    """A number or text as people read it."""
     value = row.get(column)
+    if column == "map":
+        return describe_map(row["map"])
     if value is None:
         return "–"
     if isinstance(value, float):

@@ -14,11 +14,12 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#0
 """Okabe and Ito's, told apart with any colour vision."""
 
 STYLE = """
-body { font: 16px/1.5 system-ui, sans-serif; color: #1b1b1b; background: #fff; max-width: 80rem; margin: 0 auto;
+body { font: 16px/1.5 system-ui, sans-serif; color: #1b1b1b; background: #fff; max-width: 96rem; margin: 0 auto;
   padding: 1rem; }
-table { border-collapse: collapse; font-size: .85rem; font-variant-numeric: tabular-nums; }
-th, td { padding: .3rem .5rem; border-bottom: 1px solid #ddd; text-align: right; }
-th:first-child, td:first-child { text-align: left; }
+h1 { font-size: 1.5rem; } h2 { font-size: 1.2rem; }
+table { border-collapse: collapse; font-size: .8rem; font-variant-numeric: tabular-nums; }
+th, td { padding: .3rem .5rem; border-bottom: 1px solid #ddd; text-align: left; }
+th { vertical-align: bottom; } td { vertical-align: top; }
 .scroll { overflow-x: auto; } img { max-width: 100%; height: auto; } p { max-width: 60rem; }
 """
 

@@ -22,11 +22,11 @@ COLUMNS = {
     "last": "ours, last epoch, %",
     "parameters": "head's parameters",
     "images": "images",
+    "state": "state",
     "weights": "weights",
     "date": "date",
     "config": "configuration",
     "revision": "revision",
-    "state": "state",
 }
 NOT_RUN = "not run"
 
@@ -144,7 +144,7 @@ the classes said; images without a right answer (ReaL) are not counted.""",
 def note(target: "Target", runs: Path) -> str:
     text = NOTE[target.spec["kind"]]
     passes = {run.table["counts"].get("backbone_passes_per_training_image") for run in target.found(runs)} - {None}
-    often = ", ".join(f"{p:g} time{'' if p == 1 else 's'}" for p in sorted(passes)) or "once"
+    often = ", ".join("once" if p == 1 else f"{p:g} times" for p in sorted(passes)) or "once"
     where = {"imagenet": "ImageNet-1k", "demo": "the embedded scenes: nothing here compares with the paper"}[
         target.data
     ]
