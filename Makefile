@@ -85,6 +85,10 @@ CHECKPOINT ?=
 ARGS ?=
 PAPER = $(BIN)/python -m analysis.paper
 
+ifeq ($(MAKELEVEL),0)
+.NOTPARALLEL: # targets share runs; JOBS says how many runs at once
+endif
+
 $(TARGETS): .venv/.ready
 	@$(MAKE) --no-print-directory $(SET_OUT) && $(call make_runs,$@); made=$$?; \
 	$(PAPER) draw $@ --data $(DATA) --models $(MODELS) --runs $(RUNS) && exit $$made
