@@ -101,8 +101,10 @@ def bars(target: "Target", runs: list["Run"]) -> tuple[Any, list[dict[str, Any]]
 
 def heads(target: "Target", runs: list["Run"]) -> tuple[Any, list[dict[str, Any]]]:
     """Points: each head of the last two blocks, a panel for each model; a dash is the mean over heads."""
+    most = max(row["index"] or 0 for run in runs for row in map_rows(run)) + 1
+    width = max(3.6, 1 + 0.5 * most)
     fig, axes = plt.subplots(
-        1, len(runs), figsize=(3.6 * len(runs), 3.4), sharey=True, squeeze=False, layout="constrained"
+        1, len(runs), figsize=(width * len(runs), 3.4), sharey=True, squeeze=False, layout="constrained"
     )
     rows = []
     for axis, run in zip(axes[0], runs, strict=True):
