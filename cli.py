@@ -12,13 +12,15 @@ import yaml
 from jsonargparse import get_loader, set_loader
 from lightning.pytorch import LightningDataModule, LightningModule, seed_everything
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
+from lightning.pytorch.utilities import rank_zero_info
 
 import backbones  # noqa: F401  # so that YAML can name classes without their module
 import callbacks  # noqa: F401
 import datamodules  # noqa: F401
 import lightning_modules  # noqa: F401
 from callbacks import RunRecord
-
+from callbacks.checkpoints import newest
+from callbacks.run_folder import run_folder
 _load_yaml = get_loader("yaml")
 
 
@@ -103,6 +105,17 @@ class CLI(LightningCLI):
         for key in ("model", "data"):
             if config.get(key) is not None and "dict_kwargs" in config[key]:
                 raise ValueError(f"{key}.dict_kwargs is not allowed; put arguments under {key}.init_args")
+
+    def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
+        """``ckpt_path: auto`` is the newest whole checkpoint of the run's folder, or a fresh start."""
+        kwargs = super()._prepare_subcommand_kwargs(subcommand)
+        if "weights_only" in self._subcommand_method_arguments[subcommand]:
+            kwargs["weights_only"] = True
+        if kwargs.get("ckpt_path") == "auto":
+            folder = run_folder(self.trainer) / "checkpoints"
+            kwargs["ckpt_path"] = found = newest(folder)
+            rank_zero_info(f"starting fresh: no whole checkpoint in {folder}" if found is None else f"resuming from {found}")
+        return kwargs
 
     def instantiate_classes(self) -> None:
         super().instantiate_classes()

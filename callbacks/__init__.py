@@ -1,10 +1,22 @@
 """What watches a run."""
 
+from callbacks.checkpoints import AtomicCheckpointIO, Checkpoints
 from callbacks.collapse import CollapseMonitor
 from callbacks.feature_maps import FeatureMaps
 from callbacks.predictions import PredictionFiles
 from callbacks.provenance import RunRecord
 from callbacks.results import Results
+from callbacks.step_seed import StepSeed
 from callbacks.throughput import Throughput
 
-__all__ = ["CollapseMonitor", "FeatureMaps", "PredictionFiles", "Results", "RunRecord", "Throughput"]
+__all__ = [
+    "AtomicCheckpointIO",
+    "Checkpoints",
+    "CollapseMonitor",
+    "FeatureMaps",
+    "PredictionFiles",
+    "Results",
+    "RunRecord",
+    "StepSeed",
+    "Throughput",
+]

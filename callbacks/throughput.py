@@ -16,7 +16,13 @@ class Throughput(Callback):
     def __init__(self, every_n_steps: int = 20) -> None:
         self.every_n_steps = every_n_steps
 
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._open()  # a resume inside an epoch does not start one
+
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._open()
+
+    def _open(self) -> None:
         self._mark = self._asked = time.perf_counter()
         self._images, self._batches, self._waited = 0, 0, 0.0
 

@@ -2,6 +2,7 @@
 
 import logging
 import os
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -13,8 +14,8 @@ from torch import Tensor
 from datamodules.eval_transforms import EvalTransform
 from datamodules.multicrop import MultiCropConfig
 from datamodules.shards import ShardSet, Source
-from datamodules.span_plan import evaluation_plan, train_plan
-from datamodules.stream import EvalView, MultiCropView, ProbeView, ShardDataset, ShardLoader, View, normalize
+from datamodules.span_plan import EpochPlan, Part, evaluation_plan, rest_plan
+from datamodules.stream import EvalView, MultiCropView, ProbeView, ResumableLoader, ShardDataset, ShardLoader, View, normalize
 
 logger = logging.getLogger(__name__)
 
@@ -129,11 +130,15 @@ class ImageNetDataModule(LightningDataModule):
             view = MultiCropView(self.multicrop)
         else:
             view = ProbeView(self.probe_size, self.probe_scale)
+        trainer, batch = self.trainer, self.device_batch_size
         plan = partial(
-            _train_plan, shards, self.device_batch_size, self.trainer.global_rank, self.trainer.world_size,
-            self.seed, self.shuffle_window,
+            _train_plan, shards, batch, trainer.global_rank, trainer.world_size, self.seed, self.shuffle_window
+        )
+        return ResumableLoader(
+            ShardDataset(shards, view, plan, self.seed, self.policy), lambda: trainer.current_epoch, self.num_workers,
+            trainer.strategy.root_device.type == "cuda", self.prefetch,
+            lambda: trainer.fit_loop.epoch_loop.batch_progress.current.processed, trainer.world_size, batch,
         )  # fmt: skip
-        return self._loader(ShardDataset(shards, view, plan, self.seed, self.policy))
 
     def _evaluation_loader(self, split: Literal["train", "val"]) -> ShardLoader:
         assert self.trainer is not None
@@ -174,9 +179,13 @@ class ImageNetDataModule(LightningDataModule):
         return batch | changed
 
 
-def _train_plan(shards: Source, batch: int, rank: int, world: int, seed: int, window: int, epoch: int) -> Any:
-    return train_plan(shards, batch, rank, world, seed, epoch, window)
+def _train_plan(
+    shards: Source, batch: int, rank: int, world: int, seed: int, window: int, epoch: int, done: Sequence[Part]
+) -> EpochPlan:
+    return rest_plan(shards, batch, rank, world, seed, epoch, window, done)
 
 
-def _evaluation_plan(shards: Source, batch: int, rank: int, world: int, epoch: int) -> Any:
+def _evaluation_plan(
+    shards: Source, batch: int, rank: int, world: int, epoch: int, done: Sequence[Part]
+) -> EpochPlan:
     return evaluation_plan(shards, batch, rank, world)

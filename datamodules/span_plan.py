@@ -5,6 +5,7 @@ training rank shuffles windows of samples. A rank's batches are consecutive piec
 does not depend on the number of workers: worker w of W simply makes batches w, w + W, ...
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -63,6 +64,52 @@ def train_plan(shards: Source, batch: int, rank: int, world_size: int, seed: int
     for start in range(0, len(mine), window):
         mine[start : start + window] = mixing.permutation(mine[start : start + window])
     return EpochPlan(mine, np.arange(0, span + 1, batch))
+
+
+class Part(NamedTuple):
+    """A stretch of an epoch that ran before a checkpoint."""
+
+    world_size: int
+    batch: int
+    """Samples a rank took per batch."""
+    batches: int
+    """Batches every rank took."""
+
+
+def rest_plan(
+    shards: Source, batch: int, rank: int, world_size: int, seed: int, epoch: int, window: int, done: Sequence[Part]
+) -> EpochPlan:
+    """What is left of an epoch of :func:`train_plan` after ``done``; on the ranks there are now, however many.
+
+    With the ranks and the batch of the last part it is the rest of that part's own plan, so nothing changes by the
+    interruption. With others, the samples no rank has taken are laid end to end and shared out again: each is still
+    used at most once. ValueError where the samples of a step over all ranks changed, as steps would no longer match.
+
+    Args:
+        done: the parts that ran, in order.
+    """
+    if not done:
+        return train_plan(shards, batch, rank, world_size, seed, epoch, window)
+    steps = train_steps(len(shards), batch * world_size)
+    orders: list[np.ndarray] = []
+    for number, part in enumerate([*done, Part(world_size, batch, 0)]):
+        if part.world_size * part.batch != batch * world_size:
+            raise ValueError(
+                f"the checkpoint lies inside an epoch of {part.world_size * part.batch} samples a step, now they are "
+                f"{batch * world_size}: keep data.init_args.batch_size, or resume from the end of an epoch"
+            )
+        if number == 0:
+            orders = [
+                train_plan(shards, part.batch, r, part.world_size, seed, epoch, window).order
+                for r in range(part.world_size)
+            ]
+        elif part.world_size != len(orders):
+            left = np.concatenate(orders)
+            orders = np.split(left[: steps * part.batch * part.world_size], part.world_size)
+        orders = [order[part.batches * part.batch :] for order in orders]
+        steps -= part.batches
+    mine = orders[rank]
+    return EpochPlan(mine, np.arange(0, steps * batch + 1, batch))
 
 
 def evaluation_plan(shards: Source, batch: int, rank: int, world_size: int) -> EpochPlan:

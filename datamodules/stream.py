@@ -3,7 +3,7 @@
 Batches are dicts. Every batch has ``key`` (list of str) and ``skipped`` (list of str, what was left out and why).
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import cv2
@@ -15,9 +15,10 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from datamodules.eval_transforms import EvalTransform, decode_image, decode_mask
 from datamodules.multicrop import MultiCrop, MultiCropConfig, ProbeCrop
 from datamodules.shards import IMAGE_FIELDS, RawSample, SampleReader, ShardError, Source
-from datamodules.span_plan import EpochPlan
+from datamodules.span_plan import EpochPlan, Part
 
 POLICIES = ("strict", "skip")
+MOST_PARTS = 64
 
 
 class View(Protocol):
@@ -118,7 +119,7 @@ class ShardDataset(IterableDataset):
     Args:
         shards: where the samples are.
         view: what a batch shows of them.
-        plan: epoch -> this rank's EpochPlan.
+        plan: epoch and what was done of it -> this rank's EpochPlan of the rest.
         seed: of the augmentation.
         policy: ``strict`` stops at the first bad sample, naming it; ``skip`` leaves it out and says so in the batch.
     """
@@ -127,30 +128,41 @@ class ShardDataset(IterableDataset):
         self,
         shards: Source,
         view: View,
-        plan: Callable[[int], EpochPlan],
+        plan: Callable[[int, Sequence[Part]], EpochPlan],
         seed: int,
         policy: str = "strict",
     ) -> None:
         if policy not in POLICIES:
             raise ValueError(f"data.init_args.policy={policy!r}; allowed: {', '.join(POLICIES)}")
         self.shards, self.view, self.plan, self.seed, self.policy = shards, view, plan, seed, policy
-        self._epoch = torch.zeros(1, dtype=torch.int64).share_memory_()  # reaches workers that live on
+        # the epoch, the number of parts done, and the parts; shared, so that it reaches workers that live on
+        self._state = torch.zeros(2 + 3 * MOST_PARTS, dtype=torch.int64).share_memory_()
 
-    def set_epoch(self, epoch: int) -> None:
-        """Takes effect at the next ``iter``, in living workers too."""
-        self._epoch[0] = epoch
+    def set_epoch(self, epoch: int, done: Sequence[Part] = ()) -> None:
+        """Takes effect at the next ``iter``, in living workers too; ``done`` is left out of the epoch."""
+        if len(done) > MOST_PARTS:
+            raise ValueError(f"this epoch was interrupted {len(done)} times with other numbers of devices; start it over")
+        self._state[:2] = torch.tensor([epoch, len(done)])
+        for number, part in enumerate(done):
+            self._state[2 + 3 * number : 5 + 3 * number] = torch.tensor(part)
+
+    def _now(self) -> tuple[int, EpochPlan]:
+        epoch, count = self._state[:2].tolist()
+        parts = self._state[2 : 2 + 3 * count].view(-1, 3).tolist()
+        return epoch, self.plan(epoch, [Part(*part) for part in parts])
 
     @property
     def num_batches(self) -> int:
-        return len(self.plan(int(self._epoch[0])).bounds) - 1
+        """Of a whole epoch."""
+        return len(self.plan(0, ()).bounds) - 1
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         info = get_worker_info()
         worker, workers = (info.id, info.num_workers) if info else (0, 1)
         if info:
             cv2.setNumThreads(0)  # the workers are the parallelism
-        epoch = int(self._epoch[0])
-        plan, reader = self.plan(epoch), self.shards.reader()
+        epoch, plan = self._now()
+        reader = self.shards.reader()
         try:
             for number in range(worker, len(plan.bounds) - 1, workers):
                 yield self._batch(reader, plan.batch(number), epoch)
@@ -205,6 +217,46 @@ class ShardLoader:
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         self.dataset.set_epoch(self._epoch())
+        return iter(self._loader)
+
+
+class ResumableLoader(ShardLoader):
+    """A training loader that a checkpoint inside an epoch can take up again; Lightning asks for its state.
+
+    Args:
+        dataset: its plan takes what was done of the epoch.
+        epoch: the epoch that the next ``iter`` starts or continues.
+        batches: batches trained on so far in this epoch.
+        world_size, batch: ranks, and samples a rank takes per batch.
+    """
+
+    def __init__(
+        self, dataset: ShardDataset, epoch: Callable[[], int], num_workers: int, pin_memory: bool, prefetch: int,
+        batches: Callable[[], int], world_size: int, batch: int,
+    ) -> None:  # fmt: skip
+        super().__init__(dataset, epoch, num_workers, pin_memory, prefetch)
+        self._trained, self._world_size, self._batch = batches, world_size, batch
+        self._done: list[Part] = []
+
+    def state_dict(self) -> dict[str, Any]:
+        """Which batches of which epoch were trained on, in parts by the number of ranks."""
+        before = sum(part.batches for part in self._done)
+        now = Part(self._world_size, self._batch, self._trained() - before)
+        parts = [*self._done, now]
+        if len(parts) > 1 and parts[-2][:2] == now[:2]:
+            parts[-2:] = [now._replace(batches=parts[-2].batches + now.batches)]
+        return {"epoch": self._epoch(), "parts": [list(part) for part in parts]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes effect at the next ``iter`` of that epoch."""
+        self._done = [Part(*part) for part in state["parts"]]
+        self._resumed_epoch = state["epoch"]
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        epoch = self._epoch()
+        if self._done and epoch != self._resumed_epoch:
+            self._done = []
+        self.dataset.set_epoch(epoch, self._done)
         return iter(self._loader)
 
 

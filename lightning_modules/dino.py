@@ -5,6 +5,7 @@ Shapes: B images a device, V views (the global ones first), D embed_dim, K out_d
 
 import copy
 import math
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -141,6 +142,12 @@ class DINO(LightningModule):
     def _steps_per_epoch(self) -> int:
         return math.ceil(self.trainer.num_training_batches / self.trainer.accumulate_grad_batches)
 
+    @cached_property
+    def _total_steps(self) -> int:
+        """Optimiser steps of the run. Not for ``configure_optimizers``: asking sets the loader up, and too early there for
+        a checkpoint inside an epoch to reach it."""
+        return int(self.trainer.estimated_stepping_batches)
+
     @property
     def _epoch(self) -> int:
         """The epoch of the next optimiser step."""
@@ -172,10 +179,8 @@ class DINO(LightningModule):
             )
         self.global_batch_size = int(batch)
         self._peak_lr = self.hparams.lr * self.global_batch_size / 256
-        total = self.trainer.estimated_stepping_batches
-        if not math.isfinite(total):
+        if self.trainer.max_epochs in (None, -1) and self.trainer.max_steps == -1:
             raise ValueError("the schedules need an end: set trainer.max_epochs or trainer.max_steps")
-        self._total_steps = int(total)
         return torch.optim.AdamW(groups, lr=self._peak_lr, fused=self.device.type in ("cpu", "cuda"))
 
     # ---- one step -----------------------------------------------------------------------------------------

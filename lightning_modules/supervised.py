@@ -3,6 +3,7 @@
 Shapes: B images, D embed_dim, C classes.
 """
 
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -57,22 +58,26 @@ class Supervised(LightningModule):
 
     def configure_optimizers(self) -> Any:
         decayed, free = decayed_and_free(self)
-        batch = getattr(self.trainer.datamodule, "batch_size", 256)
         optimizer = torch.optim.AdamW(
             [
                 {"params": decayed, "weight_decay": self.hparams.weight_decay},
                 {"params": free, "weight_decay": 0.0},
-            ],
-            lr=self.hparams.lr * batch / 256,
+            ]
         )
-        total = int(self.trainer.estimated_stepping_batches)
-        warmup = self.hparams.warmup_epochs * total // max(1, self.trainer.max_epochs or 1)
+        return optimizer
 
-        def factor(step: int) -> float:
-            return cosine_schedule(step, total, 1.0, 0.0, warmup)
+    @cached_property
+    def _total_steps(self) -> int:
+        """Optimiser steps of the run; see DINO's."""
+        return int(self.trainer.estimated_stepping_batches)
 
-        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
-        return [optimizer], [{"scheduler": scheduler, "interval": "step"}]
+    def on_train_batch_start(self, batch: dict[str, Any], batch_idx: int) -> None:
+        """Sets the learning rate of the step."""
+        total, hp = self._total_steps, self.hparams
+        warmup = hp.warmup_epochs * total // max(1, self.trainer.max_epochs or 1)
+        batch_size = getattr(self.trainer.datamodule, "batch_size", 256)
+        for group in self.trainer.optimizers[0].param_groups:
+            group["lr"] = cosine_schedule(self.trainer.global_step, total, hp.lr * batch_size / 256, 0.0, warmup)
 
     def configure_gradient_clipping(self, optimizer: Any, *_: object, **__: object) -> None:
         torch.nn.utils.clip_grad_norm_(self.parameters(), self.hparams.clip_grad)

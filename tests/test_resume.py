@@ -1,0 +1,105 @@
+"""A run that is cut off and resumed is the run that was not: to the last bit."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+import yaml
+
+from datamodules import prepare
+from tests.tiny_runs import BACKBONES, CONFIGS, EXTRA, ROOT, TINY
+
+DROP = BACKBONES["vim"].replace("depth: 2", "depth: 2, drop_path: 0.3")
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory):
+    out = tmp_path_factory.mktemp("many")
+    prepare.demo(str(out), train=80, validation=16, samples_per_shard=9)
+    return out
+
+
+def command(shards, out, task="dino", *extra):
+    """A tiny run of 3 epochs x 10 steps with stochastic depth and a checkpoint every 2 steps."""
+    files = {
+        "tiny": TINY.format(root=shards).replace("max_epochs: 2", "max_epochs: 3"),
+        "extra": EXTRA[task],
+        "vim": f"model: {{init_args: {{backbone: {{class_path: backbones.{DROP}}}}}}}",
+    }
+    for name, text in files.items():
+        (out / f"{name}.yaml").write_text(text)
+    base = yaml.safe_load((CONFIGS / "base.yaml").read_text())
+    next(c for c in base["trainer"]["callbacks"] if c["class_path"] == "callbacks.Checkpoints")["init_args"] |= {"every_n_steps": 2}
+    (out / "base.yaml").write_text(yaml.safe_dump(base))
+    configs = [out / "base.yaml", CONFIGS / f"task/{task}.yaml", CONFIGS / "data/demo.yaml", *(out / f"{n}.yaml" for n in ("vim", "tiny", "extra"))]
+    return [
+        sys.executable, "-m", "cli", "fit", *[a for f in configs for a in ("-c", str(f))], "--ckpt_path", "auto",
+        "--trainer.logger.init_args.save_dir", str(out), "--trainer.logger.init_args.name", "run", *extra,
+    ]  # fmt: skip
+
+
+def start(shards, out, task="dino", *extra):
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(command(shards, out, task, *extra), cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def finish(process, timeout=200):
+    text, _ = process.communicate(timeout=timeout)
+    assert process.returncode == 0, text[-3000:]
+    return text
+
+
+def state(out):
+    content = torch.load(out / "run/checkpoints/last.ckpt", weights_only=True, map_location="cpu")
+    return content["global_step"], content["state_dict"], content["optimizer_states"]
+
+
+def same(a, b):
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(map(same, a, b))
+    return torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
+
+
+@pytest.fixture(scope="module")
+def whole(many, tmp_path_factory):
+    out = tmp_path_factory.mktemp("whole")
+    text = finish(start(many, out))
+    assert "starting fresh" in text
+    return out
+
+
+def wait_for_step(out, step, process):
+    """Until a checkpoint of at least that step is there."""
+    path = out / "run/checkpoints/last.ckpt"
+    deadline = time.time() + 120
+    while time.time() < deadline and process.poll() is None:
+        if path.is_file() and torch.load(path, weights_only=True, map_location="cpu")["global_step"] >= step:
+            return
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_killed_inside_epochs_and_resumed(how, many, whole, tmp_path):
+    rng = random.Random(int(how))
+    reached = 0
+    for step in (3, 13, 24):
+        process = start(many, tmp_path)
+        wait_for_step(tmp_path, step, process)
+        time.sleep(rng.uniform(0, 0.3))
+        process.send_signal(how)
+        text = process.communicate(timeout=60)[0]
+        assert process.returncode != 0
+        at = state(tmp_path)[0]
+        assert at >= reached and at >= step
+        reached = at
+        assert step == 3 or "resuming from" in text
+    finish(start(many, tmp_path))
+    assert same(state(tmp_path), state(whole))
