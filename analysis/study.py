@@ -28,9 +28,10 @@ METRICS = {
     "auc_mixing": "Binary-AUC, CLS row of M",
     "effective_rank": "effective rank of M",
     "block_effective_rank": "effective rank of its blocks off the diagonal",
+    "block_rank": "numerical rank of such a block, largest",
 }
 NOTE = """Each mixer was pretrained with DINO on the same embedded scenes by the same recipe, which was chosen for the
-Mamba model, and evaluated untouched by labels. Values are mean ± standard deviation over seeds. Binary-AUC is
+Mamba model, and evaluated frozen. Values are mean ± standard deviation over seeds. Binary-AUC is
 max(m, 1−m) of the mean AUC m over images, of the last block's map. The effective rank is the exponential of the entropy
 of the singular values, the mean over blocks, heads and images; Mamba's M is the mean of its two directions."""
 
@@ -53,6 +54,7 @@ def measure(folder: Path, model: str) -> dict[str, float]:
         "auc_mixing": whole_maps(auc, "mixing")[-1][SCORE],
         "effective_rank": float(np.mean([row["effective_rank_mean"] for row in whole])),
         "block_effective_rank": float(np.mean([row["block_effective_rank_mean"] for row in whole])),
+        "block_rank": float(max(row["block_rank_max"] for row in whole)),
         "parameters": auc.table["backbone_parameters"],
         "images": auc.rows[0]["images"],
     }
@@ -85,7 +87,11 @@ def order(study: dict[str, Any], metric: str) -> dict[str, Any]:
     values = {name: study["values"][model][metric] for model, name in MODELS.items()}
     by_mean = sorted(values, key=lambda name: -float(np.mean(values[name])))
     holds = [s > m >= x for s, m, x in zip(values["softmax"], values["Mamba"], values["linear"], strict=True)]
-    return {"order": " > ".join(by_mean), "holds": sum(holds), "seeds": len(holds)}
+    means = [float(np.mean(values[name])) for name in by_mean]
+    text = by_mean[0]
+    for name, before, mean in zip(by_mean[1:], means, means[1:], strict=False):
+        text += f" {'=' if before == mean else '>'} {name}"
+    return {"order": text, "holds": sum(holds), "seeds": len(holds)}
 
 
 def table_rows(study: dict[str, Any]) -> list[dict[str, str]]:
@@ -121,8 +127,9 @@ def describe(study: dict[str, Any]) -> str:
 
 def chart(study: dict[str, Any], base: Path) -> list[Path]:
     """A panel for each metric: mean with standard deviation, and each seed as a point."""
-    fig, axes = plt.subplots(2, 3, figsize=(9.6, 5.4), layout="constrained")
-    for axis, (metric, label) in zip(axes.flat, METRICS.items(), strict=True):
+    fig, axes = plt.subplots(2, 4, figsize=(12.8, 5.4), layout="constrained")
+    axes[-1, -1].set_visible(False)
+    for axis, (metric, label) in zip(axes.flat, METRICS.items(), strict=False):
         for at, model in enumerate(MODELS):
             values = study["values"][model][metric]
             mean, deviation = spread(values)

@@ -24,7 +24,7 @@ def seed_folder(runs, seed, scores):
         ]
         write_run(where, model, "auc", [*maps, map_row("shuffled", 0.5)])
         ranks = [
-            {"direction": d, "effective_rank_mean": r, "block_effective_rank_mean": r / 2}
+            {"direction": d, "effective_rank_mean": r, "block_effective_rank_mean": r / 2, "block_rank_max": 16}
             for d, r in (("forward", 99.0), ("both", 10 * score), ("both", 20 * score))
         ]
         if model != "vim_demo":
@@ -51,7 +51,7 @@ def test_means_spread_and_order(tmp_path):
     page = (tmp_path / "study.html").read_text()
     assert "129,600" in page and "12,000 validation images" in page and "data:image/png" in page
     with (tmp_path / "study.csv").open() as file:
-        assert len(list(csv.DictReader(file))) == 3 * 6 * 3
+        assert len(list(csv.DictReader(file))) == 3 * 7 * 3
     assert all(path.is_file() for path in paths) and (tmp_path / "study.pdf").read_bytes().startswith(b"%PDF")
 
 
