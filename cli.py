@@ -4,6 +4,7 @@ import ctypes
 import difflib
 import inspect
 import re
+import signal
 import sys
 import traceback
 from typing import Any, NoReturn
@@ -13,6 +14,7 @@ from jsonargparse import get_loader, set_loader
 from lightning.pytorch import LightningDataModule, LightningModule, seed_everything
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 import backbones  # noqa: F401  # so that YAML can name classes without their module
 import callbacks  # noqa: F401
@@ -144,7 +146,10 @@ def main(args: ArgsType = None) -> None:
     _keep_freed_memory()
     try:
         CLI(args)
-    except (ValueError, FloatingPointError, FileNotFoundError, PermissionError, yaml.YAMLError) as error:
+    except SIGTERMException:
+        sys.stderr.write("error: stopped by SIGTERM; --ckpt_path auto goes on from the last checkpoint\n")
+        sys.exit(128 + signal.SIGTERM)
+    except (ValueError, FloatingPointError, OSError, yaml.YAMLError) as error:
         traceback.print_exc()
         reason = [line.strip() for line in str(error).splitlines() if line.strip()]
         sys.stderr.write(f"error: {reason[-1] if reason else type(error).__name__}\n")

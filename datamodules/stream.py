@@ -146,6 +146,11 @@ class ShardDataset(IterableDataset):
         for number, part in enumerate(done):
             self._state[2 + 3 * number : 5 + 3 * number] = torch.tensor(part)
 
+    @property
+    def epoch(self) -> int:
+        """The epoch last set."""
+        return int(self._state[0])
+
     def _now(self) -> tuple[int, EpochPlan]:
         epoch, count = self._state[:2].tolist()
         parts = self._state[2 : 2 + 3 * count].view(-1, 3).tolist()
@@ -245,7 +250,8 @@ class ResumableLoader(ShardLoader):
         parts = [*self._done, now]
         if len(parts) > 1 and parts[-2][:2] == now[:2]:
             parts[-2:] = [now._replace(batches=parts[-2].batches + now.batches)]
-        return {"epoch": self._epoch(), "parts": [list(part) for part in parts]}
+        # the epoch that was read, not the trainer's, which has moved on when an epoch's end is saved
+        return {"epoch": self.dataset.epoch, "parts": [list(part) for part in parts]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Takes effect at the next ``iter`` of that epoch."""

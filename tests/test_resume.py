@@ -1,6 +1,5 @@
 """A run that is cut off and resumed is the run that was not: to the last bit."""
 
-import json
 import os
 import random
 import signal
@@ -86,20 +85,32 @@ def wait_for_step(out, step, process):
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
-def test_killed_inside_epochs_and_resumed(how, many, whole, tmp_path):
-    rng = random.Random(int(how))
+def interrupted(many, out, kills, rng):
+    """Kills a run once a checkpoint of each step is there, a random moment later; starts it again each time."""
     reached = 0
-    for step in (3, 13, 24):
-        process = start(many, tmp_path)
-        wait_for_step(tmp_path, step, process)
-        time.sleep(rng.uniform(0, 0.3))
+    for step, how in kills:
+        process = start(many, out)
+        wait_for_step(out, step, process)
+        time.sleep(rng.uniform(0, 0.2))
         process.send_signal(how)
         text = process.communicate(timeout=60)[0]
-        assert process.returncode != 0
-        at = state(tmp_path)[0]
-        assert at >= reached and at >= step
+        assert process.returncode != 0, text[-3000:]
+        at = state(out)[0]
+        assert at >= max(reached, step)  # never behind a checkpoint that was there
         reached = at
-        assert step == 3 or "resuming from" in text
-    finish(start(many, tmp_path))
+    assert "resuming from" in finish(start(many, out))
+
+
+def test_killed_inside_epochs_and_resumed(many, whole, tmp_path):
+    kills = [(3, signal.SIGKILL), (9, signal.SIGTERM), (17, signal.SIGKILL)]
+    interrupted(many, tmp_path, kills, random.Random(0))
+    assert same(state(tmp_path), state(whole))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_killed_ten_times(how, many, whole, tmp_path):
+    rng = random.Random(int(how))
+    interrupted(many, tmp_path, [(step, how) for step in sorted(rng.sample(range(1, 25), 10))], rng)
     assert same(state(tmp_path), state(whole))

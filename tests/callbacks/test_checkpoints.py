@@ -1,0 +1,106 @@
+"""Checkpoints are whole or not there, and the newest whole one is found."""
+
+import logging
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from callbacks.checkpoints import FORMAT, AtomicCheckpointIO, Checkpoints, fault, newest
+from tests.tiny_runs import ROOT
+
+
+def content(step=1, **more):
+    return {"pytorch-lightning_version": "2.6", "global_step": step, "state_dict": {"w": torch.full((1000,), float(step))}} | more
+
+
+def test_a_write_replaces_in_one_step(tmp_path, monkeypatch):
+    path = tmp_path / "deep/last.ckpt"
+    io = AtomicCheckpointIO()
+    io.save_checkpoint(content(1), path)
+    seen = []
+    replace = Path.replace
+
+    def watched(self, target):
+        seen.append((torch.load(self, weights_only=True)["global_step"], torch.load(target, weights_only=True)["global_step"]))
+        return replace(self, target)
+
+    monkeypatch.setattr(Path, "replace", watched)
+    io.save_checkpoint(content(2), path)
+    assert seen == [(2, 1)]  # whole aside while the old one still stood
+    assert torch.load(path, weights_only=True)["global_step"] == 2
+    assert [p.name for p in path.parent.iterdir()] == ["last.ckpt"]
+
+
+FULL = """
+import resource, signal, sys, torch
+from callbacks.checkpoints import AtomicCheckpointIO
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
+try:
+    AtomicCheckpointIO().save_checkpoint({"w": torch.zeros(100_000)}, sys.argv[1])
+except OSError as error:
+    print(error)
+"""
+
+
+def test_a_full_disk_leaves_the_good_one(tmp_path):
+    path = tmp_path / "last.ckpt"
+    AtomicCheckpointIO().save_checkpoint(content(1), path)
+    run = subprocess.run([sys.executable, "-c", FULL, str(path)], cwd=ROOT, capture_output=True, text=True)
+    assert f"checkpoint {path} could not be written (" in run.stdout and "File too large" in run.stdout, run.stdout + run.stderr
+    assert "the one before it is untouched" in run.stdout
+    assert fault(path) is None and [p.name for p in tmp_path.iterdir()] == ["last.ckpt"]
+
+
+class Command:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (self.path,)
+
+
+def test_what_is_passed_over(tmp_path, caplog):
+    io = AtomicCheckpointIO()
+    good = tmp_path / "good.ckpt"
+    io.save_checkpoint(content(5), good)
+    bad = {
+        "truncated": lambda p: p.write_bytes(good.read_bytes()[: good.stat().st_size // 2]),
+        "empty": lambda p: p.write_bytes(b""),
+        "foreign": lambda p: torch.save({"model": torch.zeros(3)}, p),
+        "newer": lambda p: io.save_checkpoint(content(9, dinomamba_format=FORMAT + 1), p),
+        "malicious": lambda p: torch.save({"pytorch-lightning_version": "2.6", "x": Command(str(tmp_path / "ran"))}, p),
+        "pickle": lambda p: p.write_bytes(pickle.dumps(Command(str(tmp_path / "ran")))),
+    }
+
+    def flip(path):
+        data = bytearray(good.read_bytes())
+        at = data.index(torch.tensor(5.0).numpy().tobytes() * 8)
+        data[at + 5] ^= 0xFF
+        path.write_bytes(data)
+
+    bad["one byte"] = flip
+    os.utime(good, (1, 1))
+    for number, (name, write) in enumerate(bad.items()):
+        path = tmp_path / f"{name}.ckpt"
+        write(path)
+        os.utime(path, (number + 2, number + 2))
+    with caplog.at_level(logging.WARNING):
+        assert newest(tmp_path) == good
+    told = {name: next(r.getMessage() for r in caplog.records if f"{name}.ckpt" in r.getMessage()) for name in bad}
+    assert "is damaged" in told["one byte"] and "no whole checkpoint" in told["truncated"]
+    assert f"is of format {FORMAT + 1} and this version of dinomamba reads up to {FORMAT}" in told["newer"]
+    assert "no checkpoint of a run" in told["foreign"] and not (tmp_path / "ran").exists()
+    assert newest(tmp_path / "nowhere") is None
+
+
+def test_wrong_arguments():
+    with pytest.raises(ValueError, match="every_n_steps=0 must be at least 1, or null"):
+        Checkpoints(every_n_steps=0)
+
+
