@@ -23,6 +23,7 @@ import lightning_modules  # noqa: F401
 from callbacks import RunRecord
 from callbacks.checkpoints import newest
 from callbacks.run_folder import run_folder
+
 _load_yaml = get_loader("yaml")
 
 
@@ -116,7 +117,9 @@ class CLI(LightningCLI):
         if kwargs.get("ckpt_path") == "auto":
             folder = run_folder(self.trainer) / "checkpoints"
             kwargs["ckpt_path"] = found = newest(folder)
-            rank_zero_info(f"starting fresh: no whole checkpoint in {folder}" if found is None else f"resuming from {found}")
+            rank_zero_info(
+                f"starting fresh: no whole checkpoint in {folder}" if found is None else f"resuming from {found}"
+            )
         return kwargs
 
     def instantiate_classes(self) -> None:

@@ -39,7 +39,9 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         except (OSError, RuntimeError) as error:  # torch's writer wraps a full disk in a RuntimeError
             aside.unlink(missing_ok=True)
             cause = error.__context__ if isinstance(error.__context__, OSError) else error
-            raise OSError(f"checkpoint {target} could not be written ({cause}); the one before it is untouched") from error
+            raise OSError(
+                f"checkpoint {target} could not be written ({cause}); the one before it is untouched"
+            ) from error
 
 
 def _flush_folder(folder: Path) -> None:

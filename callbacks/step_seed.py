@@ -11,8 +11,8 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 class StepSeed(Callback):
     """Seeds torch's generators before each batch from (seed, epoch, batch, rank).
 
-    What draws in a training step (stochastic depth) then draws the same after a resume as without one, and no generator's
-    state needs to be kept.
+    What draws in a training step (stochastic depth) then draws the same after a resume as without one, and no
+    generator's state needs to be kept.
     """
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:

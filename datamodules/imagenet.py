@@ -15,7 +15,16 @@ from datamodules.eval_transforms import EvalTransform
 from datamodules.multicrop import MultiCropConfig
 from datamodules.shards import ShardSet, Source
 from datamodules.span_plan import EpochPlan, Part, evaluation_plan, rest_plan
-from datamodules.stream import EvalView, MultiCropView, ProbeView, ResumableLoader, ShardDataset, ShardLoader, View, normalize
+from datamodules.stream import (
+    EvalView,
+    MultiCropView,
+    ProbeView,
+    ResumableLoader,
+    ShardDataset,
+    ShardLoader,
+    View,
+    normalize,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -131,13 +140,16 @@ class ImageNetDataModule(LightningDataModule):
         else:
             view = ProbeView(self.probe_size, self.probe_scale)
         trainer, batch = self.trainer, self.device_batch_size
+        fit: Any = trainer.fit_loop
         plan = partial(
             _train_plan, shards, batch, trainer.global_rank, trainer.world_size, self.seed, self.shuffle_window
         )
         return ResumableLoader(
-            ShardDataset(shards, view, plan, self.seed, self.policy), lambda: trainer.current_epoch, self.num_workers,
+            ShardDataset(shards, view, plan, self.seed, self.policy),
+            # not trainer.current_epoch, which a checkpoint from the end of an epoch leaves one behind until training starts
+            lambda: fit.epoch_progress.current.processed, self.num_workers,
             trainer.strategy.root_device.type == "cuda", self.prefetch,
-            lambda: trainer.fit_loop.epoch_loop.batch_progress.current.processed, trainer.world_size, batch,
+            lambda: fit.epoch_loop.batch_progress.current.processed, trainer.world_size, batch,
         )  # fmt: skip
 
     def _evaluation_loader(self, split: Literal["train", "val"]) -> ShardLoader:
@@ -185,7 +197,5 @@ def _train_plan(
     return rest_plan(shards, batch, rank, world, seed, epoch, window, done)
 
 
-def _evaluation_plan(
-    shards: Source, batch: int, rank: int, world: int, epoch: int, done: Sequence[Part]
-) -> EpochPlan:
+def _evaluation_plan(shards: Source, batch: int, rank: int, world: int, epoch: int, done: Sequence[Part]) -> EpochPlan:
     return evaluation_plan(shards, batch, rank, world)

@@ -141,7 +141,9 @@ class ShardDataset(IterableDataset):
     def set_epoch(self, epoch: int, done: Sequence[Part] = ()) -> None:
         """Takes effect at the next ``iter``, in living workers too; ``done`` is left out of the epoch."""
         if len(done) > MOST_PARTS:
-            raise ValueError(f"this epoch was interrupted {len(done)} times with other numbers of devices; start it over")
+            raise ValueError(
+                f"this epoch was interrupted {len(done)} times with other numbers of devices; start it over"
+            )
         self._state[:2] = torch.tensor([epoch, len(done)])
         for number, part in enumerate(done):
             self._state[2 + 3 * number : 5 + 3 * number] = torch.tensor(part)

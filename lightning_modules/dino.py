@@ -144,7 +144,7 @@ class DINO(LightningModule):
 
     @cached_property
     def _total_steps(self) -> int:
-        """Optimiser steps of the run. Not for ``configure_optimizers``: asking sets the loader up, and too early there for
+        """Optimiser steps of the run. Not for ``configure_optimizers``: asking sets the loader up, there too early for
         a checkpoint inside an epoch to reach it."""
         return int(self.trainer.estimated_stepping_batches)
 

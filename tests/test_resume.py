@@ -12,6 +12,7 @@ import torch
 import yaml
 
 from datamodules import prepare
+from tests.processes import free_port
 from tests.tiny_runs import BACKBONES, CONFIGS, EXTRA, ROOT, TINY
 
 DROP = BACKBONES["vim"].replace("depth: 2", "depth: 2, drop_path: 0.3")
@@ -34,9 +35,17 @@ def command(shards, out, task="dino", *extra):
     for name, text in files.items():
         (out / f"{name}.yaml").write_text(text)
     base = yaml.safe_load((CONFIGS / "base.yaml").read_text())
-    next(c for c in base["trainer"]["callbacks"] if c["class_path"] == "callbacks.Checkpoints")["init_args"] |= {"every_n_steps": 2}
+    next(c for c in base["trainer"]["callbacks"] if c["class_path"] == "callbacks.Checkpoints")["init_args"] |= {
+        "every_n_steps": 2,
+        "keep_every_n_epochs": 1,
+    }
     (out / "base.yaml").write_text(yaml.safe_dump(base))
-    configs = [out / "base.yaml", CONFIGS / f"task/{task}.yaml", CONFIGS / "data/demo.yaml", *(out / f"{n}.yaml" for n in ("vim", "tiny", "extra"))]
+    configs = [
+        out / "base.yaml",
+        CONFIGS / f"task/{task}.yaml",
+        CONFIGS / "data/demo.yaml",
+        *(out / f"{n}.yaml" for n in ("vim", "tiny", "extra")),
+    ]
     return [
         sys.executable, "-m", "cli", "fit", *[a for f in configs for a in ("-c", str(f))], "--ckpt_path", "auto",
         "--trainer.logger.init_args.save_dir", str(out), "--trainer.logger.init_args.name", "run", *extra,
@@ -44,8 +53,16 @@ def command(shards, out, task="dino", *extra):
 
 
 def start(shards, out, task="dino", *extra):
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(command(shards, out, task, *extra), cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    return subprocess.Popen(
+        command(shards, out, task, *extra),
+        cwd=ROOT,
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
 
 
 def finish(process, timeout=200):
@@ -105,6 +122,28 @@ def test_killed_inside_epochs_and_resumed(many, whole, tmp_path):
     kills = [(3, signal.SIGKILL), (9, signal.SIGTERM), (17, signal.SIGKILL)]
     interrupted(many, tmp_path, kills, random.Random(0))
     assert same(state(tmp_path), state(whole))
+
+
+@pytest.mark.parametrize("epoch", [0, 1])
+def test_resumed_from_the_end_of_an_epoch(epoch, many, whole, tmp_path):
+    finish(start(many, tmp_path, "dino", "--ckpt_path", str(whole / f"run/checkpoints/epoch={epoch}.ckpt")))
+    assert same(state(tmp_path), state(whole))
+
+
+def test_two_processes_killed_and_resumed_with_workers(many, tmp_path):
+    """Plain ddp over gloo: both ranks killed inside an epoch; after the restart the data come from worker processes."""
+    two = ("--trainer.devices", "2", "--trainer.strategy", "ddp")
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    finish(start(many, tmp_path / "a", "dino", *two))
+    process = start(many, tmp_path / "b", "dino", *two)
+    wait_for_step(tmp_path / "b", 5, process)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate(timeout=60)
+    at = state(tmp_path / "b")[0]
+    assert 5 <= at < 30
+    text = finish(start(many, tmp_path / "b", "dino", *two, "--data.init_args.num_workers", "2"))
+    assert "resuming from" in text and same(state(tmp_path / "b"), state(tmp_path / "a"))
 
 
 @pytest.mark.slow

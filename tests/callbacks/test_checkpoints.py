@@ -15,7 +15,11 @@ from tests.tiny_runs import ROOT
 
 
 def content(step=1, **more):
-    return {"pytorch-lightning_version": "2.6", "global_step": step, "state_dict": {"w": torch.full((1000,), float(step))}} | more
+    return {
+        "pytorch-lightning_version": "2.6",
+        "global_step": step,
+        "state_dict": {"w": torch.full((1000,), float(step))},
+    } | more
 
 
 def test_a_write_replaces_in_one_step(tmp_path, monkeypatch):
@@ -26,7 +30,9 @@ def test_a_write_replaces_in_one_step(tmp_path, monkeypatch):
     replace = Path.replace
 
     def watched(self, target):
-        seen.append((torch.load(self, weights_only=True)["global_step"], torch.load(target, weights_only=True)["global_step"]))
+        seen.append(
+            (torch.load(self, weights_only=True)["global_step"], torch.load(target, weights_only=True)["global_step"])
+        )
         return replace(self, target)
 
     monkeypatch.setattr(Path, "replace", watched)
@@ -52,7 +58,9 @@ def test_a_full_disk_leaves_the_good_one(tmp_path):
     path = tmp_path / "last.ckpt"
     AtomicCheckpointIO().save_checkpoint(content(1), path)
     run = subprocess.run([sys.executable, "-c", FULL, str(path)], cwd=ROOT, capture_output=True, text=True)
-    assert f"checkpoint {path} could not be written (" in run.stdout and "File too large" in run.stdout, run.stdout + run.stderr
+    assert f"checkpoint {path} could not be written (" in run.stdout and "File too large" in run.stdout, (
+        run.stdout + run.stderr
+    )
     assert "the one before it is untouched" in run.stdout
     assert fault(path) is None and [p.name for p in tmp_path.iterdir()] == ["last.ckpt"]
 
@@ -102,5 +110,3 @@ def test_what_is_passed_over(tmp_path, caplog):
 def test_wrong_arguments():
     with pytest.raises(ValueError, match="every_n_steps=0 must be at least 1, or null"):
         Checkpoints(every_n_steps=0)
-
-

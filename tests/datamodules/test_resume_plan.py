@@ -48,5 +48,7 @@ def test_other_ranks_share_what_is_left(worlds):
 
 
 def test_another_global_batch_is_refused():
-    with pytest.raises(ValueError, match=r"inside an epoch of 12 samples a step, now they are 16: keep data.init_args.batch_size"):
+    with pytest.raises(
+        ValueError, match=r"inside an epoch of 12 samples a step, now they are 16: keep data.init_args.batch_size"
+    ):
         rest(2, 8, [Part(1, 12, 3)])
