@@ -140,16 +140,14 @@ class ImageNetDataModule(LightningDataModule):
         else:
             view = ProbeView(self.probe_size, self.probe_scale)
         trainer, batch = self.trainer, self.device_batch_size
-        fit: Any = trainer.fit_loop
         plan = partial(
             _train_plan, shards, batch, trainer.global_rank, trainer.world_size, self.seed, self.shuffle_window
         )
         return ResumableLoader(
             ShardDataset(shards, view, plan, self.seed, self.policy),
-            # not trainer.current_epoch, which a checkpoint from the end of an epoch leaves one behind until training starts
-            lambda: fit.epoch_progress.current.processed, self.num_workers,
+            lambda: _counters(trainer)[0], self.num_workers,
             trainer.strategy.root_device.type == "cuda", self.prefetch,
-            lambda: fit.epoch_loop.batch_progress.current.processed, trainer.world_size, batch,
+            lambda: _counters(trainer)[1], trainer.world_size, batch,
         )  # fmt: skip
 
     def _evaluation_loader(self, split: Literal["train", "val"]) -> ShardLoader:
@@ -189,6 +187,15 @@ class ImageNetDataModule(LightningDataModule):
         if "image" in batch:
             changed["image"] = ready(batch["image"])
         return batch | changed
+
+
+def _counters(trainer: Any) -> tuple[int, int]:
+    """The epoch to train, and the batches trained in it.
+
+    Not ``trainer.current_epoch``: a checkpoint from the end of an epoch leaves that one behind until training starts.
+    """
+    fit = trainer.fit_loop
+    return fit.epoch_progress.current.processed, fit.epoch_loop.batch_progress.current.processed
 
 
 def _train_plan(

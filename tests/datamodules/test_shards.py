@@ -4,6 +4,7 @@ import io
 import json
 import tarfile
 from collections import Counter
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -62,6 +63,15 @@ class FakeTrainer:
     def __init__(self, rank, world_size):
         self.global_rank, self.world_size = rank, world_size
         self.lightning_module = torch.nn.Linear(1, 1)
+        self.batches_trained = 0
+
+    @property
+    def fit_loop(self):
+        """Lightning's counters of the epoch, and of the batches in it."""
+        epochs, batches = (
+            SimpleNamespace(current=SimpleNamespace(processed=n)) for n in (self.current_epoch, self.batches_trained)
+        )
+        return SimpleNamespace(epoch_progress=epochs, epoch_loop=SimpleNamespace(batch_progress=batches))
 
     class strategy:
         root_device = torch.device("cpu")
@@ -146,6 +156,30 @@ def test_living_workers_follow_the_epoch(folder):
         data.trainer.current_epoch = epoch
         epochs.append([key for batch in loader for key in batch["key"]])
     assert epochs[0] == epochs[2] != epochs[1]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_loader_goes_on_inside_an_epoch(folder, workers):
+    """The rest of the epoch's batches, crops included, and the next epoch whole; a state inside the rest holds both parts."""
+    whole = module_for(folder, 0, 1, 0, epoch=1)
+    wanted = list(whole.train_dataloader())
+    assert len(wanted) >= 4
+    whole.trainer.batches_trained = 2
+    loader = whole.train_dataloader()
+    iter(loader)
+    data = module_for(folder, 0, 1, workers, epoch=1)
+    data.trainer.batches_trained = 2
+    resumed = data.train_dataloader()
+    resumed.load_state_dict(loader.state_dict())
+    rest = list(resumed)
+    assert [b["key"] for b in rest] == [b["key"] for b in wanted[2:]] and len(resumed) == len(wanted)
+    for a, b in zip(rest, wanted[2:], strict=True):
+        assert all(torch.equal(x, y) for x, y in zip(a["crops"], b["crops"], strict=True))
+    data.trainer.batches_trained = 3
+    assert resumed.state_dict() == {"epoch": 1, "parts": [[1, 2, 3]]}
+    data.trainer.current_epoch = 2
+    following = module_for(folder, 0, 1, 0, epoch=2)
+    assert [b["key"] for b in resumed] == [b["key"] for b in following.train_dataloader()]
 
 
 @pytest.mark.parametrize("sizes", [(7, 0, 3), (1,) * 37, (50, 1)])
