@@ -104,17 +104,21 @@ def wait_for_step(out, step, process):
 
 def interrupted(many, out, kills, rng):
     """Kills a run once a checkpoint of each step is there, a random moment later; starts it again each time."""
-    reached = 0
+    reached = killed = 0
     for step, how in kills:
         process = start(many, out)
         wait_for_step(out, step, process)
         time.sleep(rng.uniform(0, 0.2))
         process.send_signal(how)
         text = process.communicate(timeout=60)[0]
-        assert process.returncode != 0, text[-3000:]
+        if process.returncode == 0:  # on a busy machine the run may end before the last kill
+            break
+        killed += 1
+        assert process.returncode in (-how, 128 + how), text[-3000:]
         at = state(out)[0]
         assert at >= max(reached, step)  # never behind a checkpoint that was there
         reached = at
+    assert killed >= len(kills) - 1
     assert "resuming from" in finish(start(many, out))
 
 
