@@ -6,7 +6,7 @@ BIN = .venv/bin
 DEMO = data/demo/_info.json
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint paper study $(TARGETS)
+.PHONY: help setup demo test lint
 .DELETE_ON_ERROR:
 
 help: ## this list
@@ -72,6 +72,8 @@ $(RUN)/report.html: $(PRETRAINED) $(EVALUATIONS)
 # (overlays in configs/backbone), CHECKPOINT=path their checkpoint; IMAGENET, IMAGENET_S and ROBUSTNESS are the folders of
 # the data; ARGS adds flags to every run.
 TARGETS = table1 table4 table5 table6 figure1 figure4 figure5 figure6 figure7 figure8 figure9 figure10 figure11 figure12 ranks
+PARTS = figure4a figure4b figure4c figure4d figure4e figure4f
+.PHONY: paper study $(TARGETS) $(PARTS)
 DATA ?= imagenet
 OVERLAYS ?= $(DATA)
 RUNS ?= runs/paper-$(DATA)
@@ -89,7 +91,7 @@ ifeq ($(MAKELEVEL),0)
 .NOTPARALLEL: # targets share runs; JOBS says how many runs at once
 endif
 
-$(TARGETS): .venv/.ready
+$(TARGETS) $(PARTS): .venv/.ready
 	@$(MAKE) --no-print-directory $(SET_OUT) && $(call make_runs,$@); made=$$?; \
 	$(PAPER) draw $@ --data $(DATA) --models $(MODELS) --runs $(RUNS) && exit $$made
 
