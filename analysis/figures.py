@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import matplotlib.pyplot as plt
 
-from analysis.pages import COLOURS, page, picture, save_figure, write_text
+from analysis.pages import COLOURS, html_table, page, picture, save_figure, write_text
 
 if TYPE_CHECKING:
     from analysis.paper import Run, Target
@@ -222,18 +222,15 @@ def write_page(target: "Target", runs: Path, rows: list[dict[str, Any]], text: s
     writer = csv.DictWriter(buffer, columns, extrasaction="ignore")
     writer.writeheader()
     writer.writerows(rows)
-    head = "".join(f"<th>{html.escape(COLUMNS[c])}</th>" for c in columns)
-    body = "".join("<tr>" + "".join(f"<td>{html.escape(cell(row, c))}</td>" for c in columns) + "</tr>" for row in rows)
+    table = html_table((COLUMNS[c] for c in columns), ([cell(row, c) for c in columns] for row in rows))
     missing = [m for m in target.models if m not in {run.model for run in target.found(runs)}]
     if missing:
         text += f" Not run: {', '.join(missing)}."
     if partial := [run.model for run in target.found(runs) if not run.complete]:
         text += f" From a run that is not complete: {', '.join(partial)}."
     where = {"imagenet": "ImageNet-S validation images", "demo": "the embedded scenes"}[target.data]
-    content = (
-        f"{picture(base.with_suffix('.png'), target.spec['title'])}<p>{html.escape(text)} Data: {where}.</p>"
-        f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
-    )
+    shown = picture(base.with_suffix(".png"), target.spec["title"])
+    content = f"{shown}<p>{html.escape(text)} Data: {where}.</p>{table}"
     write_text(base.with_suffix(".csv"), buffer.getvalue())
     write_text(base.with_suffix(".html"), page(target.spec["title"], content))
     return [base.with_suffix(".csv"), base.with_suffix(".html")]

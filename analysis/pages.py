@@ -2,6 +2,7 @@
 
 import base64
 import html
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,20 @@ def picture(path: Path, text: str) -> str:
     """An ``img`` element that holds the PNG; ``text`` says what it shows."""
     data = base64.b64encode(path.read_bytes()).decode()
     return f'<img alt="{html.escape(text)}" src="data:image/png;base64,{data}">'
+
+
+def html_table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """A table of plain text that scrolls where it is too wide."""
+    top = "".join(f"<th>{html.escape(label)}</th>" for label in head)
+    body = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    return f'<div class="scroll"><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def markdown_table(head: Sequence[str], rows: Iterable[Iterable[str]]) -> str:
+    """The same in Markdown."""
+    return "\n".join(
+        ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head), *("| " + " | ".join(row) + " |" for row in rows)]
+    )
 
 
 def page(title: str, body: str) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 import matplotlib.pyplot as plt
 import numpy as np
 
-from analysis.pages import page, picture, save_figure, write_text
+from analysis.pages import html_table, markdown_table, page, picture, save_figure, write_text
 
 COLOURS = {"attention": "#0072b2", "forward": "#d55e00", "backward": "#009e73", "both": "#000000"}  # Okabe & Ito
 STYLES = {"attention": "-", "forward": "--", "backward": ":", "both": "-"}
@@ -146,22 +146,21 @@ tolerance (1e-10 unless set) of the largest; the effective rank is the exponenti
 
 def to_markdown(rows: list[dict[str, Any]]) -> str:
     """The table of all runs."""
-    lines = ["| " + " | ".join(COLUMNS.values()) + " |", "|" + " --- |" * len(COLUMNS)]
-    lines += ["| " + " | ".join(_format(row[key]) for key in COLUMNS) + " |" for row in rows]
-    return "\n".join(["# Ranks of token-mixing matrices", "", *lines, "", NOTE, ""])
+    table = markdown_table([*COLUMNS.values()], _cells(rows))
+    return "\n".join(["# Ranks of token-mixing matrices", "", table, "", NOTE, ""])
+
+
+def _cells(rows: list[dict[str, Any]]) -> list[list[str]]:
+    return [[_format(row[key]) for key in COLUMNS] for row in rows]
 
 
 def to_html(rows: list[dict[str, Any]], runs: list[Path]) -> str:
     """A page that needs no other file."""
-    head = "".join(f"<th>{html.escape(label)}</th>" for label in COLUMNS.values())
-    body = "".join(
-        "<tr>" + "".join(f"<td>{html.escape(_format(row[key]))}</td>" for key in COLUMNS) + "</tr>" for row in rows
-    )
     pictures = ""
     for run in runs:
         for name, text in (("matrices", "matrices by block and direction"), ("spectra", "singular values by block")):
             pictures += f"<h2>{html.escape(run.name)}: {text}</h2>{picture(run / f'{name}.png', text)}"
-    table = f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+    table = html_table(COLUMNS.values(), _cells(rows))
     return page("Ranks of token-mixing matrices", f"<p>{html.escape(NOTE)}</p>{table}{pictures}")
 
 

@@ -16,7 +16,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from analysis.figures import SCORE, whole_maps
-from analysis.pages import COLOURS, page, picture, save_figure, write_text
+from analysis.pages import COLOURS, html_table, markdown_table, page, picture, save_figure, write_text
 from analysis.paper import Run, read_run, spec
 
 MODELS = {"vit_demo": "softmax", "vim_demo": "Mamba", "linear_vit_demo": "linear"}
@@ -153,26 +153,23 @@ def main(runs: Path) -> list[Path]:
     rows, base = table_rows(study), runs / "study"
     paths = chart(study, base)
     head = list(rows[0])
-    lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
-    lines += ["| " + " | ".join(row.values()) + " |" for row in rows]
+    values = [list(row.values()) for row in rows]
     buffer = io.StringIO()
     writer = csv.DictWriter(buffer, ["mixer", "metric", "seed", "value"])
     writer.writeheader()
     for model, metrics in study["values"].items():
-        for metric, values in metrics.items():
-            for seed, value in zip(study["seeds"], values, strict=True):
+        for metric, found in metrics.items():
+            for seed, value in zip(study["seeds"], found, strict=True):
                 writer.writerow({"mixer": MODELS[model], "metric": metric, "seed": seed, "value": value})
     title = "Three mixers of equal size"
-    body = "".join("<tr>" + "".join(f"<td>{html.escape(v)}</td>" for v in row.values()) + "</tr>" for row in rows)
-    heads = "".join(f"<th>{html.escape(h)}</th>" for h in head)
     content = (
         f"<p>{html.escape(NOTE)} {html.escape(describe(study))}</p>"
-        f'<div class="scroll"><table><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table></div>'
+        f"{html_table(head, values)}"
         f"{picture(paths[0], 'means with standard deviations, and seeds as points')}"
     )
     texts = {
         ".json": json.dumps(study, indent=1),
-        ".md": "\n".join([f"# {title}", "", f"{NOTE} {describe(study)}", "", *lines, ""]),
+        ".md": "\n".join([f"# {title}", "", f"{NOTE} {describe(study)}", "", markdown_table(head, values), ""]),
         ".csv": buffer.getvalue(),
         ".html": page(title, content),
     }

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from analysis.pages import page, write_text
+from analysis.pages import html_table, markdown_table, page, write_text
 
 if TYPE_CHECKING:
     from analysis.paper import Run, Target
@@ -151,20 +151,18 @@ def note(target: "Target", runs: Path) -> str:
     return text.format(passes=often) + f" Data: {where}."
 
 
+def cells(rows: list[dict[str, Any]]) -> list[list[str]]:
+    """The rows as people read them."""
+    return [[show(row, column) for column in COLUMNS] for row in rows]
+
+
 def to_markdown(title: str, text: str, rows: list[dict[str, Any]]) -> str:
-    lines = ["| " + " | ".join(COLUMNS.values()) + " |", "|" + " --- |" * len(COLUMNS)]
-    lines += ["| " + " | ".join(show(row, column) for column in COLUMNS) + " |" for row in rows]
-    return "\n".join([f"# {title}", "", text, "", *lines, ""])
+    return "\n".join([f"# {title}", "", text, "", markdown_table([*COLUMNS.values()], cells(rows)), ""])
 
 
 def to_html(title: str, text: str, rows: list[dict[str, Any]]) -> str:
     """A page that needs no other file."""
-    head = "".join(f"<th>{html.escape(label)}</th>" for label in COLUMNS.values())
-    body = "".join(
-        "<tr>" + "".join(f"<td>{html.escape(show(row, column))}</td>" for column in COLUMNS) + "</tr>" for row in rows
-    )
-    table = f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
-    return page(title, f"<p>{html.escape(text)}</p>{table}")
+    return page(title, f"<p>{html.escape(text)}</p>{html_table(COLUMNS.values(), cells(rows))}")
 
 
 def to_csv(rows: list[dict[str, Any]]) -> str:

@@ -244,6 +244,7 @@ class ResumableLoader(ShardLoader):
         super().__init__(dataset, epoch, num_workers, pin_memory, prefetch)
         self._trained, self._world_size, self._batch = batches, world_size, batch
         self._done: list[Part] = []
+        self._resumed_epoch = -1
 
     def state_dict(self) -> dict[str, Any]:
         """Which batches of which epoch were trained on, in parts by the number of ranks."""

@@ -58,13 +58,12 @@ class Supervised(LightningModule):
 
     def configure_optimizers(self) -> Any:
         decayed, free = decayed_and_free(self)
-        optimizer = torch.optim.AdamW(
+        return torch.optim.AdamW(
             [
                 {"params": decayed, "weight_decay": self.hparams.weight_decay},
                 {"params": free, "weight_decay": 0.0},
             ]
         )
-        return optimizer
 
     @cached_property
     def _total_steps(self) -> int:
