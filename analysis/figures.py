@@ -154,7 +154,7 @@ def registers(target: "Target", runs: list["Run"], folder: Path) -> tuple[Any, l
         upper.bar(numbers, [row["auc"] - 0.5 for row in mine], bottom=0.5, color=COLOURS[0], width=0.7)
         upper.axhline(0.5, color="#444", linewidth=0.8)
         upper.set_title(f"{target.label(run.model)['label']}, similarity of each register, last block", fontsize=10)
-        lower.bar(numbers, [top1.get(f"register{n}", 0.0) for n in numbers], color=COLOURS[1], width=0.7)
+        lower.bar(numbers, [top1.get(f"register{n}", float("nan")) for n in numbers], color=COLOURS[1], width=0.7)
         if "cls" in top1:
             lower.axhline(top1["cls"], color="#444", linewidth=1, linestyle="--", label="mean of all registers")
             lower.legend(fontsize=8, frameon=False, loc="upper right")
@@ -226,6 +226,8 @@ def write_page(target: "Target", runs: Path, rows: list[dict[str, Any]], text: s
     missing = [m for m in target.models if m not in {run.model for run in target.found(runs)}]
     if missing:
         text += f" Not run: {', '.join(missing)}."
+    if "probe" in target.spec and any(row.get("probe") is None for row in rows):
+        text += f" Not run: MODEL-{target.spec['probe']}, the linear probes."
     if partial := [run.model for run in target.found(runs) if not run.complete]:
         text += f" From a run that is not complete: {', '.join(partial)}."
     where = {"imagenet": "ImageNet-S validation images", "demo": "the embedded scenes"}[target.data]

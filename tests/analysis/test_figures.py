@@ -61,6 +61,10 @@ def test_what_each_part_of_figure_4_shows(runs):
 
 
 def test_missing_and_partial_runs_are_named(tmp_path):
+    auc_run(tmp_path / "d", "mambar_demo", registers=3)  # without its probes
+    paper.main(["draw", "figure4d", "--data", "demo", "--runs", str(tmp_path / "d")])
+    assert "Not run: MODEL-registers, the linear probes." in (tmp_path / "d/figure4d.html").read_text()
+    assert "probe" not in numbers(tmp_path / "d", "figure4d")[0]
     auc_run(tmp_path, "vim_demo", complete=True)
     paper.main(["draw", "figure4f", "--data", "demo", "--runs", str(tmp_path)])
     assert "Not run: vit_demo, linear_vit_demo" in (tmp_path / "figure4f.html").read_text()
