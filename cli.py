@@ -21,7 +21,8 @@ import callbacks  # noqa: F401
 import datamodules  # noqa: F401
 import lightning_modules  # noqa: F401
 from callbacks import RunRecord
-from callbacks.checkpoints import newest
+from callbacks.checkpoint_files import newest
+from callbacks.preemption import Preempted
 from callbacks.run_folder import run_folder
 
 _load_yaml = get_loader("yaml")
@@ -149,8 +150,11 @@ def main(args: ArgsType = None) -> None:
     _keep_freed_memory()
     try:
         CLI(args)
+    except Preempted as stop:
+        sys.stderr.write(f"error: {stop}\n")
+        sys.exit(stop.exit_code)
     except SIGTERMException:
-        sys.stderr.write("error: stopped by SIGTERM; --ckpt_path auto goes on from the last checkpoint\n")
+        sys.stderr.write("error: stopped by SIGTERM\n")
         sys.exit(128 + signal.SIGTERM)
     except (ValueError, FloatingPointError, OSError, yaml.YAMLError) as error:
         traceback.print_exc()

@@ -138,7 +138,7 @@ def draw_curves(run: Path, path: Path) -> None:
     values = scalars(run / "pretrain")
     fig, (upper, lower) = plt.subplots(2, 1, figsize=(6, 5.6))
     for tag, label, style in (
-        ("train/loss_step", "loss", "-"), ("train/teacher_entropy", "teacher entropy", "--"), ("train/kl", "KL(teacher ‖ student)", ":"),
+        ("train/loss", "loss", "-"), ("train/teacher_entropy", "teacher entropy", "--"), ("train/kl", "KL(teacher ‖ student)", ":"),
     ):  # fmt: skip
         if tag in values:
             upper.plot(*zip(*values[tag], strict=True), style, label=label)

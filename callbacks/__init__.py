@@ -1,6 +1,7 @@
 """What watches a run."""
 
-from callbacks.checkpoints import AtomicCheckpointIO, Checkpoints
+from callbacks.checkpoint_files import AtomicCheckpointIO
+from callbacks.checkpoints import Checkpoints
 from callbacks.collapse import CollapseMonitor
 from callbacks.feature_maps import FeatureMaps
 from callbacks.predictions import PredictionFiles

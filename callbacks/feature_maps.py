@@ -88,7 +88,8 @@ class FeatureMaps(Callback):
         for logger in trainer.loggers:
             if isinstance(logger, TensorBoardLogger):
                 picture = picture_grid(images, maps, masks)
-                logger.experiment.add_image("maps/cls_similarity", picture, trainer.global_step)
+                step = max(trainer.global_step - 1, 0)  # the step just done, at which the scores are logged too
+                logger.experiment.add_image("maps/cls_similarity", picture, step)
         arrays = {"images": (images * 255).round().byte().permute(0, 2, 3, 1).numpy(), "maps": maps.numpy()}
         if masks is not None:
             arrays["masks"] = masks.numpy()

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import numpy as np
 from lightning.pytorch import Trainer
+from lightning.pytorch.loggers import TensorBoardLogger
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 
 
 def run_folder(trainer: Trainer) -> Path:
@@ -16,6 +18,14 @@ def run_folder(trainer: Trainer) -> Path:
     """
     folder = getattr(trainer.logger, "log_dir", None)
     return Path(folder or trainer.default_root_dir)
+
+
+def start_history(trainer: Trainer, step: int) -> None:
+    """Tells TensorBoard that the run goes on at ``step``: what an earlier process logged at or after it is hidden."""
+    for logger in trainer.loggers:
+        if isinstance(logger, TensorBoardLogger):
+            start = Event(step=step, session_log=SessionLog(status=SessionLog.START))
+            logger.experiment._get_file_writer().add_event(start, step)
 
 
 def write_text(path: Path, text: str) -> None:

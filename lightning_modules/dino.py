@@ -194,7 +194,7 @@ class DINO(LightningModule):
         self._stop_if_not_finite(parts.loss)
         self.loss.observe(teacher)
         spread = F.normalize(embeddings.float(), dim=-1).std(0, correction=0).mean() * math.sqrt(embeddings.shape[-1])
-        self.log("train/loss", parts.loss.detach(), prog_bar=True, on_step=True, on_epoch=True)
+        self.log("train/loss", parts.loss.detach(), prog_bar=True)
         self.log_dict(
             {
                 "train/teacher_entropy": parts.teacher_entropy,

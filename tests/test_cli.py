@@ -163,7 +163,7 @@ def test_tensorboard(pretrained):
             time.sleep(0.2)
         names = {tag for run in tags.values() for tag in run}
         wanted = {
-            "train/loss_step", "train/teacher_entropy", "train/kl", "train/feature_std", "schedule/lr",
+            "train/loss", "train/teacher_entropy", "train/kl", "train/feature_std", "schedule/lr",
             "schedule/weight_decay", "schedule/momentum", "schedule/teacher_temp", "val/knn_top1",
         }  # fmt: skip
         assert wanted <= names, wanted - names

@@ -10,6 +10,7 @@ import time
 import pytest
 import torch
 import yaml
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from datamodules import prepare
 from tests.processes import free_port
@@ -76,6 +77,20 @@ def state(out):
     return content["global_step"], content["state_dict"], content["optimizer_states"]
 
 
+def history(out):
+    """Every curve as TensorBoard reads it, without timings."""
+    events = EventAccumulator(str(out / "run"), size_guidance={"scalars": 0, "images": 0})
+    events.Reload()
+    curves = {
+        tag: [(e.step, e.value) for e in events.Scalars(tag)]
+        for tag in events.Tags()["scalars"]
+        if not tag.startswith("perf/")
+    }
+    return curves | {
+        tag: [(e.step, e.encoded_image_string) for e in events.Images(tag)] for tag in events.Tags()["images"]
+    }
+
+
 def same(a, b):
     if isinstance(a, dict):
         return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
@@ -126,12 +141,19 @@ def test_killed_inside_epochs_and_resumed(many, whole, tmp_path):
     kills = [(3, signal.SIGKILL), (9, signal.SIGTERM), (17, signal.SIGKILL)]
     interrupted(many, tmp_path, kills, random.Random(0))
     assert same(state(tmp_path), state(whole))
+    expected = history(whole)
+    assert [step for step, _ in expected["train/loss"]] == list(range(30)) and len(expected["val/knn_top1"]) == 3
+    assert history(tmp_path) == expected
 
 
 @pytest.mark.parametrize("epoch", [0, 1])
 def test_resumed_from_the_end_of_an_epoch(epoch, many, whole, tmp_path):
     finish(start(many, tmp_path, "dino", "--ckpt_path", str(whole / f"run/checkpoints/epoch={epoch}.ckpt")))
     assert same(state(tmp_path), state(whole))
+    first = 10 * (epoch + 1)
+    assert history(tmp_path) == {
+        tag: rest for tag, curve in history(whole).items() if (rest := [point for point in curve if point[0] >= first])
+    }
 
 
 def test_two_processes_killed_and_resumed_with_workers(many, tmp_path):
@@ -156,4 +178,4 @@ def test_two_processes_killed_and_resumed_with_workers(many, tmp_path):
 def test_killed_ten_times(how, many, whole, tmp_path):
     rng = random.Random(int(how))
     interrupted(many, tmp_path, [(step, how) for step in sorted(rng.sample(range(1, 25), 10))], rng)
-    assert same(state(tmp_path), state(whole))
+    assert same(state(tmp_path), state(whole)) and history(tmp_path) == history(whole)

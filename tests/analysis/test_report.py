@@ -52,7 +52,7 @@ def run(tmp_path):
     writer = EventFileWriter(str(pretrain))
     for step in range(4):
         values = {
-            "train/loss_step": 5 - step,
+            "train/loss": 5 - step,
             "train/kl": 1.0,
             "val/knn_top1": 0.1 * step,
             "perf/images_per_second": 90 + step,

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from callbacks.checkpoints import FORMAT, AtomicCheckpointIO, Checkpoints, fault, newest
+from callbacks.checkpoint_files import FORMAT, AtomicCheckpointIO, fault, newest
+from callbacks.checkpoints import Checkpoints
 from tests.tiny_runs import ROOT
 
 
@@ -44,7 +45,7 @@ def test_a_write_replaces_in_one_step(tmp_path, monkeypatch):
 
 FULL = """
 import resource, signal, sys, torch
-from callbacks.checkpoints import AtomicCheckpointIO
+from callbacks.checkpoint_files import AtomicCheckpointIO
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
 try:
