@@ -6,11 +6,11 @@ BIN = .venv/bin
 DEMO = data/demo/_info.json
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint
+.PHONY: help setup demo test test-slurm slurm-local slurm-local-down lint
 .DELETE_ON_ERROR:
 
 help: ## this list
-	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
 
 setup: .venv/.ready ## a virtual environment in .venv with the project and its tools
 
@@ -22,6 +22,16 @@ setup: .venv/.ready ## a virtual environment in .venv with the project and its t
 
 test: setup ## the test suite
 	$(BIN)/python -m pytest
+
+test-slurm: setup ## the tests that run on a SLURM of two nodes, brought up on this host
+	$(BIN)/python -m pytest -m slurm
+
+SLURM_DIR ?= /tmp/dinomamba-slurm
+slurm-local: ## a SLURM of two nodes on this host, in SLURM_DIR
+	slurm/local.sh up $(SLURM_DIR)
+
+slurm-local-down: ## takes it down
+	slurm/local.sh down $(SLURM_DIR)
 
 lint: setup ## ruff and mypy
 	$(BIN)/ruff check .
@@ -70,7 +80,7 @@ $(RUN)/report.html: $(PRETRAINED) $(EVALUATIONS)
 # ---- the paper's tables and figures (analysis/paper.yaml) -----------------------------------------------------------
 # A run is a folder $(RUNS)/MODEL-TASK. DATA=demo makes everything from embedded data; MODELS="a b" takes other models
 # (overlays in configs/backbone), CHECKPOINT=path their checkpoint; IMAGENET, IMAGENET_S and ROBUSTNESS are the folders of
-# the data; ARGS adds flags to every run.
+# the data; ARGS adds flags to every run; LAUNCH starts it (srun), and has it resume what it finds.
 TARGETS = table1 table4 table5 table6 figure1 figure4 figure5 figure6 figure7 figure8 figure9 figure10 figure11 figure12 ranks
 PARTS = figure4a figure4b figure4c figure4d figure4e figure4f
 .PHONY: paper study $(TARGETS) $(PARTS)
@@ -85,6 +95,7 @@ ROBUSTNESS ?=
 MODELS ?=
 CHECKPOINT ?=
 ARGS ?=
+LAUNCH ?=
 PAPER = $(BIN)/python -m analysis.paper
 
 ifeq ($(MAKELEVEL),0)
@@ -102,6 +113,9 @@ paper: .venv/.ready ## table1 table4 table5 table6 figure1 figure4 … figure12 
 SET_OUT = $(if $(filter demo,$(DATA)),$(DEMO) data/demo/robustness/real.json,.venv/.ready)
 make_runs = $(MAKE) --no-print-directory -k -j$(JOBS) \
 	$$($(PAPER) runs $(1) --data $(DATA) --models $(MODELS) | tr ' ' '\n' | sed 's|.*|$(RUNS)/&/.done|')
+
+@%: # one run by its name, as slurm/table.sbatch asks for it
+	@$(MAKE) --no-print-directory $(SET_OUT) && $(MAKE) --no-print-directory $(RUNS)/$*/.done
 
 data/demo/robustness/real.json: $(DEMO)
 	rm -rf $(@D)
@@ -167,10 +181,11 @@ test -n "$(call trained,$(1))$(call weights,$(1))$(call published,$(1))" || \
 grep -qs 'pretrained: true' $(call overlay,$(1)) || \
 { echo "error: no weights for $(call model,$(1)): give CHECKPOINT=path with MODELS=$(call model,$(1)), or write \
 configs/paper/$(DATA)/$(call model,$(1))-weights.yaml"; exit 1; }; \
-$(THREADS) $(BIN)/dinomamba $(call verb,$(1)) $(foreach f,$(call files,$(1)),-c $(f)) --seed_everything $(SEED) \
+$(THREADS) $(LAUNCH) $(BIN)/dinomamba $(call verb,$(1)) $(foreach f,$(call files,$(1)),-c $(f)) --seed_everything $(SEED) \
 --trainer.logger.init_args.save_dir $(RUNS) --trainer.logger.init_args.name $(1) \
 $(if $(root-$(call data,$(1))),--data.init_args.root $(root-$(call data,$(1)))) \
 $(if $(call weights,$(1)),--model.init_args.backbone_weights $(call weights,$(1))) \
 $(if $(filter table4,$(call task,$(1))),--model.init_args.probe $(call probe,$(1))/checkpoints/last.ckpt) $(ARGS) \
+$(if $(LAUNCH),$(if $(filter fit,$(call verb,$(1))),--ckpt_path auto)) \
 > $(@D)/log.txt 2>&1 || { tail -n 5 $(@D)/log.txt; exit 1; }; touch $@
 endef

@@ -3,6 +3,7 @@
 import ctypes
 import difflib
 import inspect
+import os
 import re
 import signal
 import sys
@@ -104,7 +105,13 @@ class CLI(LightningCLI):
         )
 
     def before_instantiate_classes(self) -> None:
-        """Refuses what would swallow a typo."""
+        """Refuses what would swallow a typo, and a job whose tasks would not find each other."""
+        name, tasks = os.environ.get("SLURM_JOB_NAME"), os.environ.get("SLURM_STEP_NUM_TASKS", "1")
+        if name in ("bash", "interactive") and tasks != "1":
+            raise ValueError(
+                f"SLURM's --job-name={name} with {tasks} tasks: Lightning takes a job of that name for a shell and "
+                "would train in each task by itself; give the job another name"
+            )
         config = self.config[self.subcommand] if self.subcommand else self.config
         for key in ("model", "data"):
             if config.get(key) is not None and "dict_kwargs" in config[key]:

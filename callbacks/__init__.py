@@ -3,8 +3,11 @@
 from callbacks.checkpoint_files import AtomicCheckpointIO
 from callbacks.checkpoints import Checkpoints
 from callbacks.collapse import CollapseMonitor
+from callbacks.crash_report import CrashReport
 from callbacks.feature_maps import FeatureMaps
+from callbacks.gradient_norm import GradientNorm
 from callbacks.predictions import PredictionFiles
+from callbacks.progress import Progress
 from callbacks.provenance import RunRecord
 from callbacks.results import Results
 from callbacks.step_seed import StepSeed
@@ -14,8 +17,11 @@ __all__ = [
     "AtomicCheckpointIO",
     "Checkpoints",
     "CollapseMonitor",
+    "CrashReport",
     "FeatureMaps",
+    "GradientNorm",
     "PredictionFiles",
+    "Progress",
     "Results",
     "RunRecord",
     "StepSeed",

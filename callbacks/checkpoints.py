@@ -17,8 +17,8 @@ class Checkpoints(Checkpoint):
     """Keeps ``last.ckpt``, ``best.ckpt`` by the module's headline metric, and every k-th epoch.
 
     ``last.ckpt`` is written at the end of every epoch and, inside one, every ``minutes`` and when a signal reaches any
-    process: SIGTERM then ends the run, SIGUSR1 has SLURM start it again, or outside SLURM lets it go on. The TensorBoard
-    curves of a resumed run go on from its checkpoint; what the run before logged after that is hidden.
+    process: SIGTERM then ends the run, SIGUSR1 has SLURM start it again, or outside SLURM lets it go on. The curves of
+    a resumed run go on from its checkpoint; TensorBoard hides what the run before logged after that.
 
     Args:
         minutes: between checkpoints inside an epoch, by the first rank's clock; None for none.

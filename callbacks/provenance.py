@@ -9,8 +9,9 @@ from pathlib import Path
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.cli import SaveConfigCallback
+from lightning.pytorch.utilities import rank_zero_info
 
-from callbacks.run_folder import run_folder, write_text
+from callbacks.run_folder import claim, run_folder, write_text
 
 PACKAGES = (
     "torch",
@@ -54,7 +55,7 @@ class RunRecord(SaveConfigCallback):
     """Writes ``config.yaml`` (resolved) and ``run.json`` into the run's folder at the start.
 
     A second start in the same folder is a resumed run: an identical configuration is left as it is, a different one
-    is kept as ``config-2.yaml`` and so on. Nothing is overwritten.
+    is kept as ``config-2.yaml`` and so on. Nothing is overwritten. Two runs cannot train in one folder at a time.
     """
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -62,6 +63,7 @@ class RunRecord(SaveConfigCallback):
             return
         self.already_saved = True
         folder = run_folder(trainer)
+        self._claim = claim(folder) if stage == "fit" else None
         text = self.parser.dump(self.config, skip_none=False)
         number = 1
         while (path := folder / ("config.yaml" if number == 1 else f"config-{number}.yaml")).exists():
@@ -88,10 +90,26 @@ class RunRecord(SaveConfigCallback):
         self._record, self._start = record, time.perf_counter()
         write_text(self._path, json.dumps(record, indent=1))
 
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Says, and adds to the record, what the learning rate came to for this global batch."""
+        groups = [group for optimizer in trainer.optimizers for group in optimizer.param_groups]
+        rates = sorted({float(group.get("initial_lr", group["lr"])) for group in groups})
+        batch, accumulate = getattr(trainer.datamodule, "batch_size", None), trainer.accumulate_grad_batches
+        shown = ", ".join(f"{rate:.6g}" for rate in rates[:4]) + (", …" if len(rates) > 4 else "")
+        rank_zero_info(
+            f"global batch {batch} over {trainer.world_size} processes x {accumulate} accumulated batches; "
+            f"effective learning rate {shown}"
+        )
+        if trainer.is_global_zero:
+            self._record["effective_lr"] = rates
+            write_text(self._path, json.dumps(self._record, indent=1))
+
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Adds how long the run took and which shards it read."""
         if not trainer.is_global_zero:
             return
+        if self._claim is not None:
+            self._claim.close()
         self._record |= {
             "seconds": round(time.perf_counter() - self._start, 1),
             "shards": getattr(trainer.datamodule, "shard_files", []),

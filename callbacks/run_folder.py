@@ -1,9 +1,13 @@
 """Where a run's files go, and writing them whole."""
 
 import csv
+import fcntl
 import io
 import os
+import platform
+import time
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 from lightning.pytorch import Trainer
@@ -18,6 +22,33 @@ def run_folder(trainer: Trainer) -> Path:
     """
     folder = getattr(trainer.logger, "log_dir", None)
     return Path(folder or trainer.default_root_dir)
+
+
+def claim(folder: Path) -> IO[str] | None:
+    """Takes a folder for this process until it ends or closes the returned file.
+
+    Returns:
+        None where the file system has no locks. BlockingIOError, naming the holder, where another process has it.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    file = (folder / ".lock").open("a+")
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # unlike flock's, not shared with forked workers
+    except (BlockingIOError, PermissionError):
+        file.seek(0)
+        holder = file.read().strip()
+        file.close()
+        raise BlockingIOError(
+            f"another run is training in {folder} ({holder}): wait for its end, or give this one another "
+            "trainer.logger.init_args.name"
+        ) from None
+    except OSError:
+        file.close()
+        return None
+    file.truncate(0)
+    file.write(f"process {os.getpid()} on {platform.node()} since {time.strftime('%Y-%m-%d %H:%M:%S')}\n")
+    file.flush()
+    return file
 
 
 def start_history(trainer: Trainer, step: int) -> None:

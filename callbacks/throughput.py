@@ -1,13 +1,20 @@
-"""Images per second."""
+"""How fast a run goes, and on what."""
 
+import resource
 import time
 from typing import Any
 
+import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 
 class Throughput(Callback):
-    """Logs ``perf/images_per_second`` over all devices, and ``perf/data_wait`` (the share of time spent waiting).
+    """Logs, averaged over ``every_n_steps`` batches:
+
+    - ``perf/images_per_second`` over all devices,
+    - ``perf/data_wait``, the share of time spent waiting for the loader,
+    - ``perf/memory_gib``, the most memory used so far: of the device, or without one of the process,
+    - ``perf/skipped``, samples left out so far on this rank under the policy ``skip``.
 
     Args:
         every_n_steps: batches averaged in one figure.
@@ -36,11 +43,20 @@ class Throughput(Callback):
         self._images += len(batch["key"]) * trainer.world_size
         self._batches += 1
         if self._batches == self.every_n_steps:
-            self._close(pl_module)
+            self._close(trainer, pl_module)
 
-    def _close(self, pl_module: LightningModule) -> None:
+    def _close(self, trainer: Trainer, pl_module: LightningModule) -> None:
         now = time.perf_counter()
         elapsed = now - self._mark
         pl_module.log("perf/images_per_second", self._images / elapsed, prog_bar=True)
         pl_module.log("perf/data_wait", self._waited / elapsed)
+        pl_module.log("perf/memory_gib", peak_memory(pl_module.device) / 2**30)
+        pl_module.log("perf/skipped", float(getattr(trainer.datamodule, "skipped", 0)))
         self._mark, self._images, self._batches, self._waited = now, 0, 0, 0.0
+
+
+def peak_memory(device: torch.device) -> int:
+    """Bytes: the most allocated on a CUDA device, else the most resident in this process, so far."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -1,8 +1,10 @@
 """Streams of batches out of shards: the views of a sample, the dataset that plans and reads, its loader.
 
-Batches are dicts. Every batch has ``key`` (list of str) and ``skipped`` (list of str, what was left out and why).
+Batches are dicts. Every batch has ``key`` and ``shard`` (lists of str, one for each sample) and ``skipped`` (list of
+str, what was left out and why).
 """
 
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
@@ -166,8 +168,6 @@ class ShardDataset(IterableDataset):
     def __iter__(self) -> Iterator[dict[str, Any]]:
         info = get_worker_info()
         worker, workers = (info.id, info.num_workers) if info else (0, 1)
-        if info:
-            cv2.setNumThreads(0)  # the workers are the parallelism
         epoch, plan = self._now()
         reader = self.shards.reader()
         try:
@@ -182,15 +182,22 @@ class ShardDataset(IterableDataset):
         for index in indices.tolist():
             try:
                 raw = reader.read(index, self.view.fields)
-                samples.append({"key": raw.key} | self.view(raw, self.seed, epoch, index))
+                samples.append({"key": raw.key, "shard": raw.shard} | self.view(raw, self.seed, epoch, index))
             except ShardError as error:
                 if self.policy == "strict":
                     raise
                 skipped.append(str(error))
         if not samples and len(indices) and not isinstance(self.view, EvalView):
             raise ShardError(f"all {len(indices)} samples of a batch are unreadable, the last: {skipped[-1]}")
-        batch = collate(samples) if samples else {"key": []} | self.view.empty()
+        batch = collate(samples) if samples else {"key": [], "shard": []} | self.view.empty()
         return batch | {"skipped": skipped}
+
+
+def _start_worker(worker: int) -> None:
+    """The workers are the parallelism; and a cluster signals them too, but the run decides when they end."""
+    cv2.setNumThreads(0)
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)
 
 
 class ShardLoader:
@@ -215,6 +222,7 @@ class ShardLoader:
             pin_memory=pin_memory,
             persistent_workers=num_workers > 0,
             prefetch_factor=prefetch if num_workers else None,
+            worker_init_fn=_start_worker,
         )
         self._epoch = epoch
         self._batches = dataset.num_batches

@@ -170,18 +170,21 @@ class DINO(LightningModule):
         return linear_warmup(self._epoch, hp.warmup_teacher_temp_epochs, hp.warmup_teacher_temp, hp.teacher_temp)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        decayed, free = decayed_and_free(self.student)
-        groups: list[dict[str, Any]] = [{"params": decayed}, {"params": free, "weight_decay": 0.0}]
         batch = self.hparams.global_batch_size or getattr(self.trainer.datamodule, "batch_size", None)
         if batch is None:
             raise ValueError(
                 "global_batch_size is not set and the data have no batch_size: set model.global_batch_size"
             )
         self.global_batch_size = int(batch)
-        self._peak_lr = self.hparams.lr * self.global_batch_size / 256
+        self._peak_lr = peak = self.hparams.lr * self.global_batch_size / 256
         if self.trainer.max_epochs in (None, -1) and self.trainer.max_steps == -1:
             raise ValueError("the schedules need an end: set trainer.max_epochs or trainer.max_steps")
-        return torch.optim.AdamW(groups, lr=self._peak_lr, fused=self.device.type in ("cpu", "cuda"))
+        decayed, free = decayed_and_free(self.student)
+        groups: list[dict[str, Any]] = [
+            {"params": decayed, "initial_lr": peak},
+            {"params": free, "initial_lr": peak, "weight_decay": 0.0},
+        ]
+        return torch.optim.AdamW(groups, lr=peak, fused=self.device.type in ("cpu", "cuda"))
 
     # ---- one step -----------------------------------------------------------------------------------------
 

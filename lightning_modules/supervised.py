@@ -58,12 +58,17 @@ class Supervised(LightningModule):
 
     def configure_optimizers(self) -> Any:
         decayed, free = decayed_and_free(self)
+        peak = self._peak_lr
         return torch.optim.AdamW(
             [
-                {"params": decayed, "weight_decay": self.hparams.weight_decay},
-                {"params": free, "weight_decay": 0.0},
+                {"params": decayed, "initial_lr": peak, "weight_decay": self.hparams.weight_decay},
+                {"params": free, "initial_lr": peak, "weight_decay": 0.0},
             ]
         )
+
+    @property
+    def _peak_lr(self) -> float:
+        return self.hparams.lr * getattr(self.trainer.datamodule, "batch_size", 256) / 256
 
     @cached_property
     def _total_steps(self) -> int:
@@ -74,9 +79,8 @@ class Supervised(LightningModule):
         """Sets the learning rate of the step."""
         total, hp = self._total_steps, self.hparams
         warmup = hp.warmup_epochs * total // max(1, self.trainer.max_epochs or 1)
-        batch_size = getattr(self.trainer.datamodule, "batch_size", 256)
         for group in self.trainer.optimizers[0].param_groups:
-            group["lr"] = cosine_schedule(self.trainer.global_step, total, hp.lr * batch_size / 256, 0.0, warmup)
+            group["lr"] = cosine_schedule(self.trainer.global_step, total, self._peak_lr, 0.0, warmup)
 
     def configure_gradient_clipping(self, optimizer: Any, *_: object, **__: object) -> None:
         torch.nn.utils.clip_grad_norm_(self.parameters(), self.hparams.clip_grad)

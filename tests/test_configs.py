@@ -69,6 +69,14 @@ def test_every_task(tasks, capsys):
     assert config["model"]["init_args"]["backbone"]["init_args"]["embed_dim"] == 512
 
 
+def test_a_cluster_is_added_to_what_base_says(capsys):
+    args = [*arguments(("dino",), "imagenet", "vim_small"), "-c", str(CONFIGS / "cluster/slurm.yaml")]
+    plugins = print_config(args, capsys)["trainer"]["plugins"]
+    assert [p["class_path"].rpartition(".")[2] for p in plugins] == ["AtomicCheckpointIO", "SLURMEnvironment"]
+    assert plugins[1]["init_args"]["auto_requeue"] is False
+    assert [p.name for p in (CONFIGS / "cluster").iterdir()] == ["slurm.yaml"]
+
+
 @pytest.mark.parametrize("backbone", BACKBONES)
 def test_every_backbone_overlay_is_complete(backbone, capsys):
     import inspect
