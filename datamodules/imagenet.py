@@ -13,6 +13,7 @@ from torch import Tensor
 
 from datamodules.eval_transforms import EvalTransform
 from datamodules.multicrop import MultiCropConfig
+from datamodules.remote import ShardCache, is_remote
 from datamodules.shards import ShardSet, Source
 from datamodules.span_plan import EpochPlan, Part, evaluation_plan, rest_plan
 from datamodules.stream import (
@@ -40,7 +41,7 @@ class ImageNetDataModule(LightningDataModule):
     set under the evaluation transform (the bank), and the validation set.
 
     Args:
-        root: folder with the shards.
+        root: folder with the shards, or where they are fetched from: a URL, or ``pipe:`` and a command with ``{name}``.
         train_shards, val_shards: globs (or {0000..1023} ranges) of shard names in it.
         view: ``multicrop``, ``probe`` or ``knn``.
         batch_size: images per optimiser step over all devices and accumulated batches.
@@ -53,6 +54,7 @@ class ImageNetDataModule(LightningDataModule):
         shuffle_window: training samples shuffled together inside a rank's span.
         prefetch: batches each worker prepares ahead.
         mean, std: for normalisation.
+        cache_dir, cache_gib: where shards from a URL are kept on each node, and how much of them.
     """
 
     _masks_required = False
@@ -77,6 +79,8 @@ class ImageNetDataModule(LightningDataModule):
         prefetch: int = 4,
         mean: tuple[float, float, float] = IMAGENET_MEAN,
         std: tuple[float, float, float] = IMAGENET_STD,
+        cache_dir: str | None = None,
+        cache_gib: float = 200.0,
     ) -> None:
         super().__init__()
         if batch_size < 1:
@@ -87,6 +91,7 @@ class ImageNetDataModule(LightningDataModule):
         self.transform = EvalTransform(resize, crop)
         self.seed = int(os.environ.get("PL_GLOBAL_SEED", 0)) if seed is None else seed
         self.policy, self.shuffle_window, self.mean, self.std = policy, shuffle_window, mean, std
+        self.cache_dir, self.cache_gib = cache_dir, cache_gib
         self.skipped = 0
         self._found: dict[str, ShardSet] = {}
 
@@ -95,7 +100,12 @@ class ImageNetDataModule(LightningDataModule):
     def _shards(self, split: Literal["train", "val"]) -> ShardSet:
         if split not in self._found:
             pattern = self.train_shards if split == "train" else self.val_shards
-            self._found[split] = ShardSet.find(Path(self.root), pattern, f"{split}_shards")
+            if is_remote(self.root):
+                folder = Path(self.cache_dir).expanduser() if self.cache_dir else None
+                cache = ShardCache(self.root, folder, int(self.cache_gib * 2**30))
+                self._found[split] = ShardSet.find_remote(cache, pattern, f"{split}_shards")
+            else:
+                self._found[split] = ShardSet.find(Path(self.root), pattern, f"{split}_shards")
         return self._found[split]
 
     def prepare_data(self) -> None:

@@ -19,6 +19,7 @@ class ImageNetSDataModule(ImageNetDataModule):
         policy: what to do with bad samples: ``strict`` stops and names them, ``skip`` leaves them out and counts.
         prefetch: batches each worker prepares ahead.
         mean, std: for normalisation.
+        cache_dir, cache_gib: where shards from a URL are kept on each node, and how much of them.
     """
 
     _masks_required = True
@@ -36,10 +37,13 @@ class ImageNetSDataModule(ImageNetDataModule):
         prefetch: int = 4,
         mean: tuple[float, float, float] = IMAGENET_MEAN,
         std: tuple[float, float, float] = IMAGENET_STD,
+        cache_dir: str | None = None,
+        cache_gib: float = 200.0,
     ) -> None:
         super().__init__(
             root=root, val_shards=val_shards, batch_size=batch_size, num_workers=num_workers, resize=resize,
-            crop=crop, policy=policy, prefetch=prefetch, mean=mean, std=std,
+            crop=crop, policy=policy, prefetch=prefetch, mean=mean, std=std, cache_dir=cache_dir,
+            cache_gib=cache_gib,
         )  # fmt: skip
 
     def _splits(self) -> list[Literal["train", "val"]]:

@@ -1,4 +1,4 @@
-"""Writes shards: ``python -m datamodules.prepare {imagefolder,imagenet_s,demo,demo_robustness} --help``.
+"""Writes shards: ``python -m datamodules.prepare {imagefolder,imagenet_s,index,demo,demo_robustness} --help``.
 
 Shards are written aside and renamed when whole; ``_info.json`` comes last. A split that is already there is left
 alone unless ``--overwrite true``.
@@ -21,7 +21,7 @@ from PIL import Image
 from datamodules.demo import CLASSES, scenes, shifted_scenes
 from datamodules.image_tree import SUFFIXES, class_folders, class_images
 from datamodules.labels import folder_labels
-from datamodules.shards import INFO_FILES, ShardError, write_json
+from datamodules.shards import INFO_FILES, ShardError, index_shard, write_json
 
 logger = logging.getLogger(__name__)
 
@@ -210,6 +210,34 @@ def demo(
         write_split(Path(out), split, samples, samples_per_shard, overwrite)
 
 
+def index(root: str, split: str, pattern: str, overwrite: bool = False) -> None:
+    """Enters shards that are already there into ``_info.json``, which remote shards need beside them.
+
+    Args:
+        root: folder with the shards.
+        split: name of the split, such as train.
+        pattern: glob of its shards' names.
+        overwrite: replace a split of that name.
+    """
+    folder = Path(root)
+    paths = sorted(folder.glob(pattern))
+    if not paths:
+        raise ShardError(f"no shard in {folder} matches --pattern {pattern!r}")
+    path = folder / INFO_FILES[0]
+    info = json.loads(path.read_text()) if path.is_file() else {"splits": {}}
+    if split in info["splits"] and not overwrite:
+        raise ShardError(f"{path} already names the split {split!r}; pass --overwrite true to count it again")
+    lengths = [len(index_shard(p)) for p in paths]
+    info["splits"][split] = {
+        "name": split,
+        "num_samples": sum(lengths),
+        "filenames": [p.name for p in paths],
+        "shard_lengths": lengths,
+    }
+    write_json(path, info)
+    logger.info("%s: %d samples in %d shards, entered into %s", split, sum(lengths), len(paths), path)
+
+
 def demo_robustness(out: str, per_class: int = 20) -> None:
     """Test sets like the robustness sets of ImageNet, drawn from the embedded data's classes, as folders.
 
@@ -251,6 +279,6 @@ DEMO_SETS = (
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     try:
-        auto_cli([imagefolder, imagenet_s, demo, demo_robustness], as_positional=False)
+        auto_cli([imagefolder, imagenet_s, index, demo, demo_robustness], as_positional=False)
     except ValueError as error:
         sys.exit(f"error: {error}")

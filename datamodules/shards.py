@@ -8,7 +8,7 @@ import json
 import os
 import tarfile
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -18,6 +18,9 @@ from braceexpand import braceexpand
 
 IMAGE_FIELDS = ("jpg", "jpeg", "png", "webp")
 FIELDS = ("mask.png", *IMAGE_FIELDS, "cls", "json")  # the longer ending first: KEY.mask.png is no image
+LARGEST = {"cls": 1 << 10, "json": 1 << 20}
+"""Bytes that a member may have; those not named here ``LARGEST_IMAGE``."""
+LARGEST_IMAGE = 64 << 20
 INFO_FILES = ("_info.json", "info.json")
 COUNTS_FILE = ".shard_counts.json"
 
@@ -76,7 +79,8 @@ def index_shard(path: Path) -> list[Sample]:
     try:
         with tarfile.open(path, "r:") as tar:
             for member in tar:
-                found = split_member(member.name) if member.isfile() else None
+                # links and the like hold no bytes of their own
+                found = split_member(member.name) if member.isreg() and not member.issparse() else None
                 if found:
                     samples.setdefault(found[0], {})[found[1]] = (member.offset_data, member.size)
             end = tar.offset
@@ -105,10 +109,24 @@ class SampleReader(Protocol):
     def close(self) -> None: ...
 
 
+class RemoteShards(Protocol):
+    """Fetches the files of a remote root: a ShardCache."""
+
+    root: str
+
+    def url(self, name: str) -> str: ...
+
+    def index(self, names: tuple[str, ...]) -> str: ...
+
+    def fetch(self, name: str, check: Callable[[Path], object]) -> Path: ...
+
+
 class Source(Protocol):
     """Samples in a fixed order, in pieces: a :class:`ShardSet`, or an ImageTree as one piece."""
 
-    paths: list[Path]
+    @property
+    def paths(self) -> Sequence[Path | str]: ...
+
     lengths: np.ndarray
     starts: np.ndarray
 
@@ -121,13 +139,21 @@ class ShardSet:
     """The shards of one split, in a fixed order, with their lengths.
 
     Args:
-        paths: the tars.
+        paths: the tars: paths, or URLs of remote ones.
         lengths: samples in each.
+        names, cache: of remote ones, their names and what fetches them.
     """
 
-    def __init__(self, paths: Sequence[Path], lengths: Sequence[int]) -> None:
+    def __init__(
+        self,
+        paths: Sequence[Path | str],
+        lengths: Sequence[int],
+        names: Sequence[str] = (),
+        cache: "RemoteShards | None" = None,
+    ) -> None:
         self.paths, self.lengths = list(paths), np.asarray(lengths, dtype=np.int64)
         self.starts = np.concatenate([[0], np.cumsum(self.lengths)])
+        self._names, self._cache = names, cache
 
     def __len__(self) -> int:
         """Samples in all shards."""
@@ -147,6 +173,7 @@ class ShardSet:
         folder = Path(root).expanduser()
         if not folder.is_dir():
             raise ShardError(f"no folder {folder}: set data.init_args.root to the folder that holds the shards")
+        announced = _info_lengths(folder)
         paths = sorted({path for part in braceexpand(pattern) for path in folder.glob(part)})
         if not paths:
             there = sorted(p.name for p in folder.glob("*.tar"))
@@ -155,18 +182,48 @@ class ShardSet:
                 f"no shard in {folder} matches data.init_args.{option}={pattern!r} ({seen}); correct the pattern, or "
                 "write shards with python -m datamodules.prepare"
             )
-        present = {p.name for p in paths}
-        announced = {n for n in _info_lengths(folder) for part in braceexpand(pattern) if fnmatch(n, part)}
-        ranges = {part for part in braceexpand(pattern) if not set(part) & set("*?[")}
-        if missing := sorted((announced | ranges) - present):
-            raise ShardError(
-                f"{len(missing)} shard(s) are missing from {folder}, the first: {missing[0]}; restore it, or take it "
-                f"out of _info.json and data.init_args.{option}"
-            )
+        _refuse_missing(_matching(announced, pattern) | _named(pattern), {p.name for p in paths}, root, option)
         return cls(paths, shard_lengths(folder, paths))
+
+    @classmethod
+    def find_remote(cls, cache: "RemoteShards", pattern: str, option: str) -> "ShardSet":
+        """Shards of a remote root whose names match ``pattern``, out of the ``_info.json`` beside them."""
+        announced = parse_info(cache.index(INFO_FILES), f"the index of {cache.root}")
+        names = sorted(_matching(announced, pattern))
+        _refuse_missing(_named(pattern), set(names), cache.root, option)
+        if not names:
+            raise ShardError(
+                f"no shard in the index of {cache.root} matches data.init_args.{option}={pattern!r} (it names "
+                f"{', '.join(sorted(announced)[:3])}, …); correct the pattern"
+            )
+        return cls([cache.url(name) for name in names], [announced[n] for n in names], names, cache)
 
     def reader(self) -> "ShardReader":
         return ShardReader(self)
+
+    def open(self, number: int) -> tuple[int, list[Sample]]:
+        """A descriptor of a shard's file, and its samples; fetched first where it is remote."""
+        if self._cache is None:
+            path = Path(self.paths[number])
+            samples = self._samples(path, number)
+            return os.open(path, os.O_RDONLY), samples
+        while True:
+            path = self._cache.fetch(self._names[number], lambda aside: self._samples(aside, number))
+            try:
+                return os.open(path, os.O_RDONLY), self._samples(path, number)
+            except (FileNotFoundError, ShardError):
+                if path.exists():
+                    raise
+                # another process made room in between
+
+    def _samples(self, path: Path, number: int) -> list[Sample]:
+        samples = index_shard(path)
+        if len(samples) != self.lengths[number]:
+            raise ShardError(
+                f"shard {path} holds {len(samples)} samples, {self.lengths[number]} were announced; "
+                "correct _info.json, or delete it to have the tars counted"
+            )
+        return samples
 
     def locate(self, index: int) -> tuple[int, int]:
         """A sample's number over all shards to (shard, number within)."""
@@ -181,7 +238,7 @@ def shard_lengths(folder: Path, paths: Sequence[Path]) -> list[int]:
         return [known[p.name] for p in paths]
     kept_in = [
         folder / COUNTS_FILE,
-        _user_cache() / (str(folder.resolve()).strip("/").replace("/", "_") + ".json"),
+        user_cache() / (str(folder.resolve()).strip("/").replace("/", "_") + ".json"),
     ]
     kept: dict[str, list[int]] = {}
     for file in kept_in:
@@ -206,23 +263,45 @@ def shard_lengths(folder: Path, paths: Sequence[Path]) -> list[int]:
     return lengths
 
 
+def _matching(names: Iterable[str], pattern: str) -> set[str]:
+    return {name for name in names for part in braceexpand(pattern) if fnmatch(name, part)}
+
+
+def _named(pattern: str) -> set[str]:
+    """The names a pattern spells out, which must all be there."""
+    return {part for part in braceexpand(pattern) if not set(part) & set("*?[")}
+
+
+def _refuse_missing(wanted: set[str], present: set[str], root: object, option: str) -> None:
+    if missing := sorted(wanted - present):
+        raise ShardError(
+            f"{len(missing)} shard(s) are missing from {root}, the first: {missing[0]}; restore it, or take it "
+            f"out of _info.json and data.init_args.{option}"
+        )
+
+
 def _info_lengths(folder: Path) -> dict[str, int]:
     for name in INFO_FILES:
         path = folder / name
-        if not path.is_file():
-            continue
-        try:
-            splits = json.loads(path.read_text())["splits"].values()
-            return {f: int(n) for s in splits for f, n in zip(s["filenames"], s["shard_lengths"], strict=True)}
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ShardError(
-                f"{path} is not in timm's schema, splits → name → filenames, shard_lengths ({error!r}); "
-                "correct it, or delete it to have the tars counted"
-            ) from None
+        if path.is_file():
+            return parse_info(path.read_text(), str(path))
     return {}
 
 
-def _user_cache() -> Path:
+def parse_info(text: str, source: str) -> dict[str, int]:
+    """Shard names and lengths out of an ``_info.json``. ShardError, naming ``source``, where it is no such file."""
+    try:
+        splits = json.loads(text)["splits"].values()
+        return {f: int(n) for s in splits for f, n in zip(s["filenames"], s["shard_lengths"], strict=True)}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ShardError(
+            f"{source} is not in timm's schema, splits → name → filenames, shard_lengths ({error!r}); "
+            "correct it, or delete it to have the tars counted"
+        ) from None
+
+
+def user_cache() -> Path:
+    """Where this project keeps files of its own between runs."""
     return Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "dinomamba"
 
 
@@ -232,22 +311,23 @@ class ShardReader:
     def __init__(self, shards: ShardSet, keep_open: int = 16) -> None:
         self.shards, self.keep_open = shards, keep_open
         self._open: OrderedDict[int, tuple[int, list[Sample]]] = OrderedDict()
+        self._failed: dict[int, str] = {}
 
     def _shard(self, number: int) -> tuple[int, list[Sample]]:
+        if number in self._failed:
+            raise ShardError(self._failed[number])
         if number in self._open:
             self._open.move_to_end(number)
             return self._open[number]
-        path = self.shards.paths[number]
-        samples = index_shard(path)
-        if len(samples) != self.shards.lengths[number]:
-            raise ShardError(
-                f"shard {path} holds {len(samples)} samples, {self.shards.lengths[number]} were announced; "
-                "correct _info.json, or delete it to have the tars counted"
-            )
+        try:
+            opened = self.shards.open(number)
+        except ShardError as error:
+            self._failed[number] = str(error)  # not tried again for each of its samples
+            raise
         if len(self._open) >= self.keep_open:
             os.close(self._open.popitem(last=False)[1][0])
-        self._open[number] = (os.open(path, os.O_RDONLY), samples)
-        return self._open[number]
+        self._open[number] = opened
+        return opened
 
     def read(self, index: int, fields: Sequence[str]) -> RawSample:
         """The bytes of a sample's members among ``fields``."""
@@ -256,6 +336,11 @@ class ShardReader:
         sample, path = samples[within], str(self.shards.paths[number])
         data = {}
         for field, (offset, size) in sample.members.items():
+            if size > (allowed := LARGEST.get(field, LARGEST_IMAGE)):
+                raise ShardError(
+                    f"sample {sample.key!r} in shard {path}: its .{field} has {size} bytes, at most {allowed} are "
+                    "allowed; write the shard without it"
+                )
             if field in fields:
                 data[field] = os.pread(file, size, offset)
                 if len(data[field]) != size:
