@@ -15,10 +15,13 @@ from torchvision.transforms import InterpolationMode
 
 from datamodules.shards import RawSample, ShardError
 
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
+"""What an image may be, whatever its name says; PIL would hand others, such as EPS, to other programs."""
+
 
 def _open(data: bytes, what: str) -> Image.Image:
     try:
-        image = Image.open(io.BytesIO(data))
+        image = Image.open(io.BytesIO(data), formats=FORMATS)
         image.load()
     except Exception as error:  # PIL raises anything from SyntaxError to struct.error on damaged files
         raise ShardError(

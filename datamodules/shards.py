@@ -77,7 +77,8 @@ def index_shard(path: Path) -> list[Sample]:
     """Reads a tar's headers. ShardError where it is not a whole tar."""
     samples: dict[str, dict[str, tuple[int, int]]] = {}
     try:
-        with tarfile.open(path, "r:") as tar:
+        # unbuffered: a header is 512 bytes, and what lies between two of them is not wanted
+        with path.open("rb", buffering=0) as file, tarfile.open(fileobj=file, mode="r:") as tar:
             for member in tar:
                 # links and the like hold no bytes of their own
                 found = split_member(member.name) if member.isreg() and not member.issparse() else None

@@ -91,6 +91,9 @@ def rest_plan(
     if not done:
         return train_plan(shards, batch, rank, world_size, seed, epoch, window)
     steps = train_steps(len(shards), batch * world_size)
+    if all(part[:2] == (world_size, batch) for part in done):
+        plan, past = train_plan(shards, batch, rank, world_size, seed, epoch, window), sum(p.batches for p in done)
+        return EpochPlan(plan.order[past * batch :], np.arange(0, (steps - past) * batch + 1, batch))
     orders: list[np.ndarray] = []
     for number, part in enumerate([*done, Part(world_size, batch, 0)]):
         if part.world_size * part.batch != batch * world_size:

@@ -4,8 +4,11 @@ Batches are dicts. Every batch has ``key`` and ``shard`` (lists of str, one for 
 str, what was left out and why).
 """
 
+import os
 import signal
+import threading
 from collections.abc import Callable, Iterator, Sequence
+from types import FrameType
 from typing import Any, Protocol
 
 import cv2
@@ -21,6 +24,8 @@ from datamodules.span_plan import EpochPlan, Part
 
 POLICIES = ("strict", "skip")
 MOST_PARTS = 64
+GRACE = 15.0
+"""Seconds that a worker goes on after SIGTERM."""
 
 
 class View(Protocol):
@@ -194,10 +199,17 @@ class ShardDataset(IterableDataset):
 
 
 def _start_worker(worker: int) -> None:
-    """The workers are the parallelism; and a cluster signals them too, but the run decides when they end."""
+    """The workers are the parallelism; and a cluster signals them too, where only the run decides when to end."""
     cv2.setNumThreads(0)
-    for number in (signal.SIGTERM, signal.SIGUSR1):
-        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, _end_later)
+
+
+def _end_later(number: int, frame: FrameType | None) -> None:
+    """Serves the run's last steps; ends by itself should nobody end this worker."""
+    timer = threading.Timer(GRACE, os._exit, (128 + number,))
+    timer.daemon = True
+    timer.start()
 
 
 class ShardLoader:
