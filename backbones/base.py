@@ -6,9 +6,11 @@ Mamba-Reg's registers).
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 
 class Features(NamedTuple):
@@ -38,6 +40,18 @@ class Backbone(nn.Module, ABC):
     embed_dim: int
     patch_size: int
     depth: int
+
+    grad_checkpointing = False
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """Keeps each block's input only and computes the rest again in the backward pass; the gradients stay."""
+        self.grad_checkpointing = enable
+
+    def _run(self, block: nn.Module, x: Tensor) -> Any:
+        """``block(x)``, checkpointed where that is on; a block drops the same paths when it is run again."""
+        if self.grad_checkpointing and torch.is_grad_enabled():
+            return checkpoint(block, x, use_reentrant=False)
+        return block(x)
 
     @abstractmethod
     def forward(self, images: Tensor) -> Tensor:

@@ -50,6 +50,13 @@ class TimmModel(Backbone):
         self.patch_size = patch[0] if isinstance(patch, tuple) and len({reduction, patch[0]}) == 1 else reduction
         self.depth = len(model.feature_info)
 
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """Through timm's own switch. ValueError for models that have none."""
+        if not hasattr(self.model, "set_grad_checkpointing"):
+            raise ValueError(f"timm's {type(self.model).__name__} has no gradient checkpointing")
+        self.model.set_grad_checkpointing(enable)
+        super().set_grad_checkpointing(enable)
+
     def forward(self, images: Tensor) -> Tensor:
         return self.model(images)
 

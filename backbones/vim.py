@@ -74,7 +74,7 @@ class MambaStack(SequenceBackbone):
     def _steps(self, x: Tensor) -> Iterator[Step]:
         for block in self.layers:
             before = x
-            x, branch = block(x)
+            x, branch = self._run(block, x)
             yield Step(block.mixer, block.norm, before, branch)
 
     @property
@@ -85,7 +85,7 @@ class MambaStack(SequenceBackbone):
         """The last block's residual stream (B, L, D), normed, and where things stand in it."""
         x, layout = self._embed(images)
         for block in self.layers:
-            x, _ = block(x)
+            x, _ = self._run(block, x)
         return self.norm_f(x), layout
 
     def forward(self, images: Tensor) -> Tensor:

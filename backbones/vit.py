@@ -84,7 +84,7 @@ class VisionTransformer(SequenceBackbone):
 
     def _steps(self, x: Tensor) -> Iterator[Step]:
         for block in self.blocks:
-            before, x = x, block(x)
+            before, x = x, self._run(block, x)
             yield Step(block.attn, block.norm1, before, x)
 
     @property
@@ -94,5 +94,5 @@ class VisionTransformer(SequenceBackbone):
     def forward(self, images: Tensor) -> Tensor:
         x, layout = self._embed(images)
         for block in self.blocks:
-            x = block(x)
+            x = self._run(block, x)
         return layout.readout_mean(self.norm(x))

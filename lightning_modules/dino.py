@@ -67,6 +67,7 @@ class DINO(LightningModule):
         global_batch_size: images per optimiser step over all devices, for the learning rate; None asks the
             datamodule's ``batch_size``.
         knn_k: neighbours of the validation score.
+        grad_checkpointing: keep only the blocks' inputs for the backward pass: less memory, one more forward pass.
 
     Raises:
         ValueError: for a teacher temperature that is not below the student's, or half-precision parameters.
@@ -102,6 +103,7 @@ class DINO(LightningModule):
         num_global_crops: int = 2,
         global_batch_size: int | None = None,
         knn_k: int = 20,
+        grad_checkpointing: bool = False,
     ) -> None:
         super().__init__()
         record_hyperparameters(self, "backbone")
@@ -118,6 +120,7 @@ class DINO(LightningModule):
             norm_last_layer,
         )
         self.student = MultiCropNetwork(backbone, head)
+        self.student.backbone.set_grad_checkpointing(grad_checkpointing)
         self.teacher = copy.deepcopy(self.student).requires_grad_(False).eval()
         self.loss = DINOLoss(out_dim, student_temp, center_momentum, centering)
         self.knn = KNNAccuracy(k=knn_k)

@@ -160,6 +160,32 @@ def test_drop_path_acts_in_training_only(name):
     assert not torch.equal(model(images), model(images))
 
 
+@ALL
+def test_gradient_checkpointing_changes_memory_only(name):
+    """Blocks that drop paths drop the same ones when they are run again."""
+    torch.manual_seed(0)
+    model = FAMILIES[name](drop_path=0.5).train()
+    images = torch.randn(3, 3, *((32, 32) if name != "timm" else (160, 160)))
+    kept, gradients = {}, {}
+    for enable in (False, True):
+        model.set_grad_checkpointing(enable)
+        model.zero_grad()
+        torch.manual_seed(1)
+        kept[enable] = 0
+
+        def keep(tensor, enable=enable):
+            kept[enable] += tensor.nbytes
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            output = model(images).square().sum()
+        output.backward()
+        gradients[enable] = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+    for a, b in zip(gradients[False], gradients[True], strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=0)
+    assert kept[True] < 0.5 * kept[False]
+
+
 @pytest.mark.parametrize(
     ("name", "millions"),
     [
