@@ -6,7 +6,7 @@ BIN = .venv/bin
 DEMO = data/demo/_info.json
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slurm slurm-local slurm-local-down lint
+.PHONY: help setup demo test test-slow slurm-local slurm-local-down lint
 .DELETE_ON_ERROR:
 
 help: ## this list
@@ -23,8 +23,8 @@ setup: .venv/.ready ## a virtual environment in .venv with the project and its t
 test: setup ## the test suite
 	$(BIN)/python -m pytest
 
-test-slurm: setup ## the tests that run on a SLURM of two nodes, brought up on this host
-	$(BIN)/python -m pytest -m slurm
+test-slow: setup ## the tests that take minutes: kills, faults, and a SLURM of two nodes on this host
+	$(BIN)/python -m pytest -m "slow or slurm"
 
 SLURM_DIR ?= /tmp/dinomamba-slurm
 slurm-local: ## a SLURM of two nodes on this host, in SLURM_DIR

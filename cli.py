@@ -8,6 +8,7 @@ import re
 import signal
 import sys
 import traceback
+from pathlib import Path
 from typing import Any, NoReturn
 
 import yaml
@@ -22,7 +23,7 @@ import callbacks  # noqa: F401
 import datamodules  # noqa: F401
 import lightning_modules  # noqa: F401
 from callbacks import RunRecord
-from callbacks.checkpoint_files import newest
+from callbacks.checkpoint_files import fault, newest
 from callbacks.preemption import Preempted
 from callbacks.run_folder import run_folder
 
@@ -103,6 +104,16 @@ class CLI(LightningCLI):
             auto_configure_optimizers=False,
             args=args,
         )
+
+    def _parse_ckpt_path(self) -> None:
+        """Checks the file. Lightning would also put its hyper-parameters in the place of those asked for now."""
+        config = self.config[self.config["subcommand"]] if self.config.get("subcommand") else {}
+        if config.get("ckpt_path") not in (None, "auto", "best", "last", "hpc"):
+            path = Path(config["ckpt_path"])
+            if not path.is_file():
+                raise FileNotFoundError(f"ckpt_path={path}: there is no such file; auto takes the newest of the run")
+            if (why := fault(path)) is not None:
+                raise ValueError(f"ckpt_path={path} cannot be used: {why}")
 
     def before_instantiate_classes(self) -> None:
         """Refuses what would swallow a typo, and a job whose tasks would not find each other."""

@@ -48,33 +48,46 @@ def _flush_folder(folder: Path) -> None:
 
 def fault(path: Path) -> str | None:
     """What keeps a file from being resumed from, in words; None where nothing does."""
+    return _examine(path)[1]
+
+
+def _examine(path: Path) -> tuple[int, str | None]:
+    """The step a checkpoint stands at, and its fault."""
     try:
         with zipfile.ZipFile(path) as archive:
             if (damaged := archive.testzip()) is not None:
-                return f"its member {damaged} is damaged"
+                return -1, f"its member {damaged} is damaged"
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except (OSError, zipfile.BadZipFile) as error:
-        return f"it is no whole checkpoint ({error})"
+        return -1, f"it is no whole checkpoint ({error})"
     except Exception as error:  # the unpickler raises many types
-        return f"it cannot be read ({type(error).__name__})"
+        return -1, f"it cannot be read as plain data ({type(error).__name__})"
     if not isinstance(content, dict) or "pytorch-lightning_version" not in content:
-        return "it is no checkpoint of a run"
+        return -1, "it is no checkpoint of a run"
     if content.get("dinomamba_format", 0) > FORMAT:
-        return (
+        return -1, (
             f"it is of format {content['dinomamba_format']} and this version of dinomamba reads up to {FORMAT}; "
             "install the version that wrote it"
         )
-    return None
+    return int(content["global_step"]), None
 
 
 def newest(folder: Path) -> Path | None:
-    """The newest checkpoint under ``folder`` that is whole; others are passed over with a message."""
-    for path in sorted(folder.glob("*.ckpt"), key=lambda p: p.stat().st_mtime_ns, reverse=True):
-        why = fault(path)
-        if why is None:
+    """``last.ckpt`` where it is whole, else the whole checkpoint that got furthest; others with a message.
+
+    No clock is asked: it may have been put back between two checkpoints.
+    """
+    last = folder / "last.ckpt"
+    found: list[tuple[int, Path]] = []
+    for path in sorted(folder.glob("*.ckpt"), key=lambda p: p != last):
+        step, why = _examine(path)
+        if why is not None:
+            logger.warning("passing over %s: %s", path, why)
+        elif path == last:
             return path
-        logger.warning("passing over %s: %s", path, why)
-    return None
+        else:
+            found.append((step, path))
+    return max(found, default=(0, None))[1]
 
 
 def link(source: Path, target: Path) -> None:

@@ -9,8 +9,9 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 
 from callbacks.checkpoint_files import FORMAT, link
+from callbacks.curves import start_history
 from callbacks.preemption import Preempted, Request, SignalRequests, requeue
-from callbacks.run_folder import run_folder, start_history
+from callbacks.run_folder import run_folder
 
 
 class Checkpoints(Checkpoint):

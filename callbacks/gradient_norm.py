@@ -3,6 +3,8 @@
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
+from callbacks.curves import log_points
+
 
 class GradientNorm(Callback):
     """Logs ``train/gradient_norm``: the L2 norm over all parameters before any clipping.
@@ -21,4 +23,5 @@ class GradientNorm(Callback):
     ) -> None:
         if (trainer.global_step + 1) % self.every_n_steps == 0:
             gradients = [p.grad for p in pl_module.parameters() if p.grad is not None]
-            pl_module.log("train/gradient_norm", torch.nn.utils.get_total_norm(gradients))
+            norm = torch.nn.utils.get_total_norm(gradients)
+            log_points(trainer, pl_module, {"train/gradient_norm": norm}, trainer.global_step)

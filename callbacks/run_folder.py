@@ -11,8 +11,6 @@ from typing import IO
 
 import numpy as np
 from lightning.pytorch import Trainer
-from lightning.pytorch.loggers import TensorBoardLogger
-from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 
 
 def run_folder(trainer: Trainer) -> Path:
@@ -49,14 +47,6 @@ def claim(folder: Path) -> IO[str] | None:
     file.write(f"process {os.getpid()} on {platform.node()} since {time.strftime('%Y-%m-%d %H:%M:%S')}\n")
     file.flush()
     return file
-
-
-def start_history(trainer: Trainer, step: int) -> None:
-    """Tells TensorBoard that the run goes on at ``step``: what an earlier process logged at or after it is hidden."""
-    for logger in trainer.loggers:
-        if isinstance(logger, TensorBoardLogger):
-            start = Event(step=step, session_log=SessionLog(status=SessionLog.START))
-            logger.experiment._get_file_writer().add_event(start, step)
 
 
 def write_text(path: Path, text: str) -> None:

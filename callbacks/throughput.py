@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
+from callbacks.curves import log_points
+
 
 class Throughput(Callback):
     """Logs, averaged over ``every_n_steps`` batches:
@@ -48,10 +50,15 @@ class Throughput(Callback):
     def _close(self, trainer: Trainer, pl_module: LightningModule) -> None:
         now = time.perf_counter()
         elapsed = now - self._mark
-        pl_module.log("perf/images_per_second", self._images / elapsed, prog_bar=True)
-        pl_module.log("perf/data_wait", self._waited / elapsed)
-        pl_module.log("perf/memory_gib", peak_memory(pl_module.device) / 2**30)
-        pl_module.log("perf/skipped", float(getattr(trainer.datamodule, "skipped", 0)))
+        rate = {"perf/images_per_second": self._images / elapsed}
+        others = {
+            "perf/data_wait": self._waited / elapsed,
+            "perf/memory_gib": peak_memory(pl_module.device) / 2**30,
+            "perf/skipped": getattr(trainer.datamodule, "skipped", 0),
+        }
+        step = max(trainer.global_step - 1, 0)  # the one just done
+        log_points(trainer, pl_module, rate, step, prog_bar=True)
+        log_points(trainer, pl_module, others, step)
         self._mark, self._images, self._batches, self._waited = now, 0, 0, 0.0
 
 

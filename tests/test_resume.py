@@ -13,6 +13,7 @@ import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from datamodules import prepare
+from tests.key_log import read_keys
 from tests.processes import free_port
 from tests.tiny_runs import BACKBONES, CONFIGS, EXTRA, ROOT, TINY
 
@@ -39,7 +40,12 @@ def command(shards, out, task="dino", *extra):
     next(c for c in base["trainer"]["callbacks"] if c["class_path"] == "callbacks.Checkpoints")["init_args"] |= {
         "every_n_steps": 2,
         "keep_every_n_epochs": 1,
+        "check_every": 2,
     }
+    base["trainer"]["callbacks"] += [
+        {"class_path": "callbacks.GradientNorm", "init_args": {"every_n_steps": 3}},
+        {"class_path": "tests.key_log.KeyLog"},
+    ]
     (out / "base.yaml").write_text(yaml.safe_dump(base))
     configs = [
         out / "base.yaml",
@@ -117,14 +123,29 @@ def wait_for_step(out, step, process):
         time.sleep(0.05)
 
 
-def interrupted(many, out, kills, rng):
+def wait_for_a_write(out, process):
+    """Until a checkpoint is being written, aside."""
+    deadline = time.time() + 20
+    while (
+        time.time() < deadline and process.poll() is None and not list((out / "run/checkpoints").glob(".last.ckpt.*"))
+    ):
+        pass
+
+
+def interrupted(many, out, kills, rng, *extra):
     """Kills a run once a checkpoint of each step is there, a random moment later; starts it again each time."""
     reached = killed = 0
     for step, how in kills:
-        process = start(many, out)
+        process = start(many, out, "dino", *extra)
         wait_for_step(out, step, process)
-        time.sleep(rng.uniform(0, 0.2))
-        process.send_signal(how)
+        if how == signal.SIGKILL and killed % 2:
+            wait_for_a_write(out, process)
+        else:
+            time.sleep(rng.uniform(0, 0.2))
+        if how == signal.SIGKILL:
+            os.killpg(process.pid, how)
+        else:  # one rank is told, all stop
+            process.send_signal(how)
         text = process.communicate(timeout=60)[0]
         if process.returncode == 0:  # on a busy machine the run may end before the last kill
             break
@@ -134,7 +155,7 @@ def interrupted(many, out, kills, rng):
         assert at >= max(reached, step)  # never behind a checkpoint that was there
         reached = at
     assert killed >= len(kills) - 1
-    assert "resuming from" in finish(start(many, out))
+    assert "resuming from" in finish(start(many, out, "dino", *extra))
 
 
 def test_killed_inside_epochs_and_resumed(many, whole, tmp_path):
@@ -156,22 +177,6 @@ def test_resumed_from_the_end_of_an_epoch(epoch, many, whole, tmp_path):
     }
 
 
-def test_two_processes_killed_and_resumed_with_workers(many, tmp_path):
-    """Plain ddp over gloo: both ranks killed inside an epoch; after the restart the data come from worker processes."""
-    two = ("--trainer.devices", "2", "--trainer.strategy", "ddp")
-    (tmp_path / "a").mkdir()
-    (tmp_path / "b").mkdir()
-    finish(start(many, tmp_path / "a", "dino", *two))
-    process = start(many, tmp_path / "b", "dino", *two)
-    wait_for_step(tmp_path / "b", 5, process)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.communicate(timeout=60)
-    at = state(tmp_path / "b")[0]
-    assert 5 <= at < 30
-    text = finish(start(many, tmp_path / "b", "dino", *two, "--data.init_args.num_workers", "2"))
-    assert "resuming from" in text and same(state(tmp_path / "b"), state(tmp_path / "a"))
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
@@ -179,3 +184,47 @@ def test_killed_ten_times(how, many, whole, tmp_path):
     rng = random.Random(int(how))
     interrupted(many, tmp_path, [(step, how) for step in sorted(rng.sample(range(1, 25), 10))], rng)
     assert same(state(tmp_path), state(whole)) and history(tmp_path) == history(whole)
+
+
+TWO = ("--trainer.devices", "2", "--trainer.strategy", "ddp")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_two_processes_killed_and_resumed_with_workers(many, tmp_path):
+    """Plain ddp over gloo: inside epochs both ranks are killed or one is told to stop; then the data come from workers."""
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    finish(start(many, tmp_path / "a", "dino", *TWO))
+    kills = [(3, signal.SIGKILL), (8, signal.SIGTERM), (14, signal.SIGKILL)]
+    interrupted(many, tmp_path / "b", kills[:2], random.Random(2), *TWO)
+    workers = ("--data.init_args.num_workers", "2")
+    interrupted(many, tmp_path / "b", kills[2:], random.Random(2), *TWO, *workers)
+    assert same(state(tmp_path / "b"), state(tmp_path / "a")) and history(tmp_path / "b") == history(tmp_path / "a")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("numbers", [(2, 1), (1, 2)])
+def test_another_number_of_processes_after_a_kill(numbers, many, tmp_path):
+    """Each sample at most once in the epoch that was interrupted, every step once, as many steps as planned."""
+    before, after = ((*TWO[:1], str(n), *TWO[2:]) for n in numbers)
+    process = start(many, tmp_path, "dino", *before)
+    wait_for_step(tmp_path, 13, process)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate(timeout=60)
+    at = state(tmp_path)[0]
+    epoch, done = divmod(at, 10)
+    assert 13 <= at < 30
+    kept = [line for line in read_keys(tmp_path / "run") if (line["epoch"], line["batch"]) < (epoch, done)]
+    for path in (tmp_path / "run").glob("keys-*"):
+        path.unlink()
+    text = finish(start(many, tmp_path, "dino", *after))
+    assert "resuming from" in text and state(tmp_path)[0] == 30
+    rest = read_keys(tmp_path / "run")
+    assert {line["rank"] for line in kept} == set(range(numbers[0])) and {line["rank"] for line in rest} == set(
+        range(numbers[1])
+    )
+    for number in range(3):
+        keys = [key for line in kept + rest if line["epoch"] == number for key in line["keys"]]
+        assert len(keys) == 80 == len(set(keys))
+    assert [step for step, _ in history(tmp_path)["train/loss"]] == list(range(30))

@@ -94,11 +94,8 @@ def test_what_is_passed_over(tmp_path, caplog):
         path.write_bytes(data)
 
     bad["one byte"] = flip
-    os.utime(good, (1, 1))
-    for number, (name, write) in enumerate(bad.items()):
-        path = tmp_path / f"{name}.ckpt"
-        write(path)
-        os.utime(path, (number + 2, number + 2))
+    for name, write in bad.items():
+        write(tmp_path / f"{name}.ckpt")
     with caplog.at_level(logging.WARNING):
         assert newest(tmp_path) == good
     told = {name: next(r.getMessage() for r in caplog.records if f"{name}.ckpt" in r.getMessage()) for name in bad}
@@ -106,6 +103,20 @@ def test_what_is_passed_over(tmp_path, caplog):
     assert f"is of format {FORMAT + 1} and this version of dinomamba reads up to {FORMAT}" in told["newer"]
     assert "no checkpoint of a run" in told["foreign"] and not (tmp_path / "ran").exists()
     assert newest(tmp_path / "nowhere") is None
+
+
+def test_the_newest_is_not_told_by_the_clock(tmp_path):
+    """It was put back: what was written later looks older."""
+    io = AtomicCheckpointIO()
+    for step, name, when in ((10, "epoch=0", 5000), (20, "epoch=1", 4000), (23, "last", 3000)):
+        io.save_checkpoint(content(step), tmp_path / f"{name}.ckpt")
+        os.utime(tmp_path / f"{name}.ckpt", (when, when))
+    assert newest(tmp_path).name == "last.ckpt"
+    (tmp_path / "last.ckpt").write_bytes(b"")
+    assert newest(tmp_path).name == "epoch=1.ckpt"
+    # a fresh start in a folder that holds another run's further checkpoints goes on with its own
+    io.save_checkpoint(content(3), tmp_path / "last.ckpt")
+    assert newest(tmp_path).name == "last.ckpt"
 
 
 def test_wrong_arguments():
