@@ -54,7 +54,7 @@ class ImageNetDataModule(LightningDataModule):
         shuffle_window: training samples shuffled together inside a rank's span.
         prefetch: batches each worker prepares ahead.
         mean, std: for normalisation.
-        cache_dir, cache_gib: where shards from a URL are kept on each node, and how much of them.
+        cache_dir, cache_gib: where shards from a URL are kept on each node, and how much of each URL's.
     """
 
     _masks_required = False

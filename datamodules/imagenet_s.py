@@ -19,7 +19,7 @@ class ImageNetSDataModule(ImageNetDataModule):
         policy: what to do with bad samples: ``strict`` stops and names them, ``skip`` leaves them out and counts.
         prefetch: batches each worker prepares ahead.
         mean, std: for normalisation.
-        cache_dir, cache_gib: where shards from a URL are kept on each node, and how much of them.
+        cache_dir, cache_gib: where shards from a URL are kept on each node, and how much of each URL's.
     """
 
     _masks_required = True

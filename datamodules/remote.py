@@ -5,6 +5,7 @@ shard's name is added; or ``pipe:COMMAND`` in which ``{name}`` stands for the na
 """
 
 import fcntl
+import hashlib
 import logging
 import os
 import random
@@ -42,8 +43,8 @@ class ShardCache:
 
     Args:
         root: see the module's first lines.
-        folder: where to keep them; None is a folder of this root in the user's cache.
-        max_bytes: of the folder. What is being fetched comes on top.
+        folder: where to keep them, in a folder for each root; None is in the user's cache.
+        max_bytes: of one root's shards. What is being fetched comes on top.
         attempts: how often to try a shard, waiting ``first_wait`` seconds after the first failure and twice as long
             after each further one, give or take a half.
         stall: seconds without a byte after which an attempt has failed.
@@ -65,7 +66,8 @@ class ShardCache:
         self.root, self.max_bytes, self.attempts, self.first_wait, self.stall = (
             root, max_bytes, attempts, first_wait, stall,
         )  # fmt: skip
-        self.folder = folder or user_cache() / "shards" / re.sub(r"[^\w.-]+", "_", root)
+        name = f"{re.sub(r'[^a-zA-Z0-9.-]+', '_', root)[:80]}-{hashlib.sha1(root.encode()).hexdigest()[:8]}"
+        self.folder = (folder or user_cache() / "shards") / name
 
     def url(self, name: str) -> str:
         """Where a file of the root lies. ShardError for a name that could be more than one."""

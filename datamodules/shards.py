@@ -89,10 +89,14 @@ def index_shard(path: Path) -> list[Sample]:
         if max(last, end) > path.stat().st_size:
             raise tarfile.ReadError("unexpected end of data")
     except FileNotFoundError:
-        raise ShardError(f"shard {path} is gone; restore it or take it out of _info.json") from None
+        raise _gone(path) from None
     except (tarfile.TarError, OSError) as error:
         raise ShardError(f"shard {path} is no whole tar ({error}); fetch or write it again") from None
     return [Sample(key, members) for key, members in samples.items()]
+
+
+def _gone(path: Path) -> ShardError:
+    return ShardError(f"shard {path} is gone; restore it or take it out of _info.json")
 
 
 def write_json(path: Path, value: object) -> None:
@@ -205,17 +209,22 @@ class ShardSet:
     def open(self, number: int) -> tuple[int, list[Sample]]:
         """A descriptor of a shard's file, and its samples; fetched first where it is remote."""
         if self._cache is None:
-            path = Path(self.paths[number])
-            samples = self._samples(path, number)
-            return os.open(path, os.O_RDONLY), samples
-        while True:
+            return self._opened(Path(self.paths[number]), number)
+        for _ in range(3):
             path = self._cache.fetch(self._names[number], lambda aside: self._samples(aside, number))
             try:
-                return os.open(path, os.O_RDONLY), self._samples(path, number)
-            except (FileNotFoundError, ShardError):
-                if path.exists():
-                    raise
-                # another process made room in between
+                return self._opened(path, number)
+            except ShardError as error:  # another process made room for its own, or the disk damaged it
+                path.unlink(missing_ok=True)
+                last = error
+        raise last
+
+    def _opened(self, path: Path, number: int) -> tuple[int, list[Sample]]:
+        samples = self._samples(path, number)
+        try:
+            return os.open(path, os.O_RDONLY), samples
+        except FileNotFoundError:
+            raise _gone(path) from None
 
     def _samples(self, path: Path, number: int) -> list[Sample]:
         samples = index_shard(path)

@@ -6,7 +6,9 @@ address=$(scontrol show node "$first" -o | sed -n 's/.* NodeAddr=\([^ ]*\).*/\1/
 export MASTER_ADDR=${address:-$first}
 
 cluster=(-c configs/cluster/slurm.yaml --trainer.num_nodes "$SLURM_JOB_NUM_NODES"
-    --trainer.devices "$SLURM_NTASKS_PER_NODE")
+    --trainer.devices "${SLURM_NTASKS_PER_NODE:?sbatch wants --ntasks-per-node}")
+# srun no longer takes these over from sbatch by itself
+export SRUN_CPUS_PER_TASK=${SLURM_CPUS_PER_TASK:-1}
 job=${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}
 logs=${LOGS:-logs}
 mkdir -p "$logs"

@@ -2,6 +2,8 @@
 
 import json
 import re
+import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,6 +12,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from callbacks import CrashReport, GradientNorm, Progress, Throughput
+from callbacks.curves import start_history
 
 
 class Line(LightningModule):
@@ -88,6 +91,23 @@ def test_crash_report(tmp_path, capfd):
         report["last_keys"] == ["k3", "l3"] and report["last_shard"] == "s3.tar" and report["last_shards"] == ["s3.tar"]
     )
     assert "step 8, last shard s3.tar: see " in capfd.readouterr().out
+
+
+def test_curves_of_a_run_whose_clock_was_put_back(tmp_path, monkeypatch):
+    """TensorBoard reads event files in the order of the times in their names."""
+    for start, now in ((0, 2_000_000_000), (4, 1_900_000_000), (6, 1_800_000_000)):
+        monkeypatch.setattr(time, "time", lambda now=now: now)
+        logger = TensorBoardLogger(tmp_path, name="run", version="")
+        if start:
+            start_history(SimpleNamespace(loggers=[logger]), start)
+        for step in range(start, start + 5):
+            logger.log_metrics({"x": float(now + step)}, step)
+        logger.finalize("success")
+    monkeypatch.undo()
+    events = EventAccumulator(str(tmp_path / "run"))
+    events.Reload()
+    assert [e.step for e in events.Scalars("x")] == list(range(11))
+    assert [e.value > 1.85e9 for e in events.Scalars("x")] == [True] * 6 + [False] * 5
 
 
 def test_wrong_arguments():

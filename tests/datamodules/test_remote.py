@@ -116,7 +116,7 @@ def test_every_fault_is_tried_again(kind, folder, tmp_path):
         cache = ShardCache(server.url, tmp_path, 1 << 30, first_wait=0.01, stall=0.5)
         path = cache.fetch(name, lambda aside: check(aside))
     assert path.read_bytes() == (folder / name).read_bytes() and server.requests[name] == 2
-    assert sorted(p.name for p in tmp_path.iterdir()) == [".locks", name]
+    assert sorted(p.name for p in cache.folder.iterdir()) == [".locks", name]
 
 
 def check(path):
@@ -135,7 +135,7 @@ def test_a_shard_that_never_comes(folder, tmp_path, quick, caplog):
         assert server.requests["train-000004.tar"] == 6 and "attempt 5 failed" in caplog.text
         assert reader.read(9, ("png",)).key == "00000009"
         reader.close()
-    assert not (tmp_path / "train-000004.tar").exists() and not list(tmp_path.glob(".train*"))
+    assert [p.name for p in cache.folder.iterdir() if p.is_file()] == ["train-000003.tar"]
 
 
 def test_the_cache_keeps_its_size(folder, tmp_path):
@@ -146,12 +146,27 @@ def test_the_cache_keeps_its_size(folder, tmp_path):
         reader = shards.reader()
         for index in range(0, 60, 3):
             assert reader.read(index, ("cls",)).key == f"{index:08d}"
-            assert sum(p.stat().st_size for p in tmp_path.glob("*.tar")) <= 3.5 * one
+            assert sum(p.stat().st_size for p in cache.folder.glob("*.tar")) <= 3.5 * one
         assert reader.read(18, ("cls",)).key == "00000018"  # no longer in the folder, still open
         reader.close()
         assert server.requests["train-000006.tar"] == 1
-        kept = {p.name for p in tmp_path.glob("*.tar")}
+        kept = {p.name for p in cache.folder.glob("*.tar")}
         assert kept <= {f"train-{i:06d}.tar" for i in range(16, 20)} and len(kept) == 3
+
+
+def test_what_the_disk_damaged_is_fetched_again(folder, tmp_path):
+    with Server(folder) as server:
+        cache = ShardCache(server.url, tmp_path, 1 << 30)
+        shards = ShardSet.find_remote(cache, "train-*.tar", "train_shards")
+        path = cache.fetch("train-000002.tar", lambda _: None)
+        path.write_bytes(path.read_bytes()[:1000])
+        assert shards.reader().read(6, ("cls",)).key == "00000006" and server.requests["train-000002.tar"] == 2
+
+
+def test_roots_do_not_mix(folder, tmp_path):
+    other = ShardCache("pipe:echo {name}", tmp_path, 1 << 30).fetch("train-000002.tar", lambda _: None)
+    path = ShardCache(f"pipe:cat {folder}/{{name}}", tmp_path, 1 << 30).fetch("train-000002.tar", lambda _: None)
+    assert other.read_bytes() == b"train-000002.tar\n" and path.read_bytes() == (folder / path.name).read_bytes()
 
 
 def fetch_all(url, folder):
