@@ -2,6 +2,7 @@
 
 import ctypes
 import difflib
+import errno
 import inspect
 import os
 import re
@@ -177,6 +178,8 @@ def main(args: ArgsType = None) -> None:
     except (ValueError, FloatingPointError, OSError, yaml.YAMLError) as error:
         traceback.print_exc()
         reason = [line.strip() for line in str(error).splitlines() if line.strip()]
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+            reason.append(f"the disk is full ({error}); make room and go on with --ckpt_path auto")
         sys.stderr.write(f"error: {reason[-1] if reason else type(error).__name__}\n")
         sys.exit(1)
 

@@ -66,5 +66,8 @@ class ImageTree:
             raise ShardError(f"image {path} cannot be read ({error})") from None
         return RawSample(str(self.root), key, {SUFFIXES[path.suffix.lower()]: image, "cls": str(label).encode()})
 
+    def look_ahead(self, indices: np.ndarray) -> None:
+        """Nothing has to be fetched."""
+
     def close(self) -> None:
         """Nothing is held open."""

@@ -9,6 +9,7 @@ import os
 import tarfile
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -111,6 +112,8 @@ class SampleReader(Protocol):
 
     def read(self, index: int, fields: Sequence[str]) -> RawSample: ...
 
+    def look_ahead(self, indices: np.ndarray) -> None: ...
+
     def close(self) -> None: ...
 
 
@@ -206,12 +209,22 @@ class ShardSet:
     def reader(self) -> "ShardReader":
         return ShardReader(self)
 
-    def open(self, number: int) -> tuple[int, list[Sample]]:
-        """A descriptor of a shard's file, and its samples; fetched first where it is remote."""
+    @property
+    def remote(self) -> bool:
+        return self._cache is not None
+
+    def fetch(self, number: int) -> Path:
+        """A shard's file; fetched first where it is remote and not there."""
         if self._cache is None:
-            return self._opened(Path(self.paths[number]), number)
+            return Path(self.paths[number])
+        return self._cache.fetch(self._names[number], lambda aside: self._samples(aside, number))
+
+    def open(self, number: int) -> tuple[int, list[Sample]]:
+        """A descriptor of a shard's file, and its samples."""
+        if not self.remote:
+            return self._opened(self.fetch(number), number)
         for _ in range(3):
-            path = self._cache.fetch(self._names[number], lambda aside: self._samples(aside, number))
+            path = self.fetch(number)
             try:
                 return self._opened(path, number)
             except ShardError as error:  # another process made room for its own, or the disk damaged it
@@ -322,6 +335,18 @@ class ShardReader:
         self.shards, self.keep_open = shards, keep_open
         self._open: OrderedDict[int, tuple[int, list[Sample]]] = OrderedDict()
         self._failed: dict[int, str] = {}
+        self._asked: set[int] = set()
+        self._fetching: ThreadPoolExecutor | None = None
+
+    def look_ahead(self, indices: np.ndarray) -> None:
+        """Has the remote shards of samples that are read soon fetched in the meantime."""
+        if not self.shards.remote:
+            return
+        numbers = np.unique(np.searchsorted(self.shards.starts, indices, "right") - 1).tolist()
+        for number in set(numbers) - self._asked:
+            self._asked.add(number)
+            self._fetching = self._fetching or ThreadPoolExecutor(1)
+            self._fetching.submit(self.shards.fetch, number)  # reading it meets the same error, if there is one
 
     def _shard(self, number: int) -> tuple[int, list[Sample]]:
         if number in self._failed:
@@ -360,5 +385,7 @@ class ShardReader:
         return RawSample(path, sample.key, data)
 
     def close(self) -> None:
+        if self._fetching is not None:
+            self._fetching.shutdown(wait=False, cancel_futures=True)
         while self._open:
             os.close(self._open.popitem()[1][0])

@@ -24,6 +24,8 @@ from datamodules.span_plan import EpochPlan, Part
 
 POLICIES = ("strict", "skip")
 MOST_PARTS = 64
+AHEAD = 8
+"""Batches of a worker between asking for a remote shard and reading it."""
 GRACE = 15.0
 """Seconds that a worker goes on after SIGTERM."""
 
@@ -177,6 +179,8 @@ class ShardDataset(IterableDataset):
         reader = self.shards.reader()
         try:
             for number in range(worker, len(plan.bounds) - 1, workers):
+                if (soon := number + AHEAD * workers) < len(plan.bounds) - 1:
+                    reader.look_ahead(plan.batch(soon))
                 yield self._batch(reader, plan.batch(number), epoch)
         finally:
             reader.close()

@@ -9,6 +9,7 @@ from collections import Counter
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from datamodules import ImageNetDataModule, prepare, remote
@@ -152,6 +153,21 @@ def test_the_cache_keeps_its_size(folder, tmp_path):
         assert server.requests["train-000006.tar"] == 1
         kept = {p.name for p in cache.folder.glob("*.tar")}
         assert kept <= {f"train-{i:06d}.tar" for i in range(16, 20)} and len(kept) == 3
+
+
+def test_what_is_read_soon_is_fetched_in_the_meantime(folder, tmp_path):
+    with Server(folder) as server:
+        shards = ShardSet.find_remote(ShardCache(server.url, tmp_path, 1 << 30), "train-*.tar", "train_shards")
+        reader = shards.reader()
+        reader.look_ahead(np.array([31, 4, 30, 35]))
+        wanted = {f"train-{number:06d}.tar" for number in (1, 10, 11)}
+        deadline = time.time() + 20
+        while {path.name for path in tmp_path.rglob("*.tar")} != wanted and time.time() < deadline:
+            time.sleep(0.02)
+        reader.look_ahead(np.array([30]))
+        assert [reader.read(index, ("cls",)).key for index in (35, 30, 4)] == ["00000035", "00000030", "00000004"]
+        reader.close()
+        assert {n: c for n, c in server.requests.items() if n.endswith(".tar")} == dict.fromkeys(wanted, 1)
 
 
 def test_what_the_disk_damaged_is_fetched_again(folder, tmp_path):
