@@ -13,7 +13,7 @@ import torchvision.transforms.functional as TF
 from PIL import Image
 from torchvision.transforms import InterpolationMode
 
-from datamodules.shards import RawSample, ShardError
+from datamodules.samples import RawSample, ShardError
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
 """What an image may be, whatever its name says; PIL would hand others, such as EPS, to other programs."""

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from datamodules.labels import folder_labels
-from datamodules.shards import RawSample, ShardError
+from datamodules.samples import RawSample, ShardError
 
 SUFFIXES = {".jpg": "jpg", ".jpeg": "jpg", ".png": "png", ".webp": "webp"}
 """File endings of images, in any case, and the fields they become."""

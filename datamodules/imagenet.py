@@ -14,7 +14,8 @@ from torch import Tensor
 from datamodules.eval_transforms import EvalTransform
 from datamodules.multicrop import MultiCropConfig
 from datamodules.remote import ShardCache, is_remote
-from datamodules.shards import ShardSet, Source
+from datamodules.samples import Source
+from datamodules.shards import ShardSet
 from datamodules.span_plan import EpochPlan, Part, evaluation_plan, rest_plan
 from datamodules.stream import (
     EvalView,

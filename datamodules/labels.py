@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 
-from datamodules.shards import ShardError
+from datamodules.samples import ShardError
 
 SUBSETS = ("imagenet_a", "imagenet_r")
 REAL = "imagenet_real"

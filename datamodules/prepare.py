@@ -21,7 +21,8 @@ from PIL import Image
 from datamodules.demo import CLASSES, scenes, shifted_scenes
 from datamodules.image_tree import SUFFIXES, class_folders, class_images
 from datamodules.labels import folder_labels
-from datamodules.shards import INFO_FILES, ShardError, index_shard, write_json
+from datamodules.samples import ShardError
+from datamodules.shard_index import INFO_FILES, index_shard, write_json
 
 logger = logging.getLogger(__name__)
 

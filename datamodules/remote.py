@@ -21,7 +21,8 @@ from typing import IO, Any
 
 from webdataset.gopen import Pipe, gopen
 
-from datamodules.shards import ShardError, user_cache
+from datamodules.samples import ShardError
+from datamodules.shard_index import user_cache
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,8 @@ import numpy as np
 from datamodules.image_tree import ImageTree
 from datamodules.imagenet import IMAGENET_MEAN, IMAGENET_STD, ImageNetDataModule, _evaluation_plan
 from datamodules.labels import subset_classes, validation_labels, validation_number
-from datamodules.shards import RawSample, ShardError, ShardSet, Source
+from datamodules.samples import RawSample, ShardError, Source
+from datamodules.shards import ShardSet
 from datamodules.stream import EvalView, ShardDataset, ShardLoader
 
 

@@ -1,120 +1,18 @@
-"""Shards: ordinary WebDataset tars, indexed once and read by sample number.
+"""Shards: ordinary WebDataset tars, indexed once and read by sample number. Nothing is ever extracted to disk."""
 
-A sample is ``KEY.jpg|jpeg|png|webp`` with ``KEY.cls`` (ASCII integer), optionally ``KEY.mask.png`` and ``KEY.json``.
-Members are found by these endings, so a dot inside KEY does no harm. Nothing is ever extracted to disk.
-"""
-
-import json
 import os
-import tarfile
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
 from braceexpand import braceexpand
 
-IMAGE_FIELDS = ("jpg", "jpeg", "png", "webp")
-FIELDS = ("mask.png", *IMAGE_FIELDS, "cls", "json")  # the longer ending first: KEY.mask.png is no image
-LARGEST = {"cls": 1 << 10, "json": 1 << 20}
-"""Bytes that a member may have; those not named here ``LARGEST_IMAGE``."""
-LARGEST_IMAGE = 64 << 20
-INFO_FILES = ("_info.json", "info.json")
-COUNTS_FILE = ".shard_counts.json"
-
-
-class ShardError(ValueError):
-    """Something is wrong with a shard or a sample in it; the message names it and the remedy."""
-
-
-class Sample(NamedTuple):
-    """Where a sample's members lie in its shard."""
-
-    key: str
-    members: dict[str, tuple[int, int]]
-    """field -> (offset, size) in bytes."""
-
-
-class RawSample(NamedTuple):
-    """A sample's bytes."""
-
-    shard: str
-    key: str
-    fields: dict[str, bytes]
-
-    @property
-    def name(self) -> str:
-        """How errors call it."""
-        return f"sample {self.key!r} in shard {self.shard}"
-
-    def image(self) -> bytes:
-        for field in IMAGE_FIELDS:
-            if field in self.fields:
-                return self.fields[field]
-        raise ShardError(f"{self.name} has no image; wanted one of {', '.join(IMAGE_FIELDS)}")
-
-    def label(self) -> int:
-        if "cls" not in self.fields:
-            raise ShardError(f"{self.name} has no .cls member with its class; rewrite it with datamodules.prepare")
-        text = self.fields["cls"]
-        try:
-            return int(text)
-        except ValueError:
-            raise ShardError(f"{self.name}: .cls holds {text[:40]!r}, wanted an integer") from None
-
-
-def split_member(name: str) -> tuple[str, str] | None:
-    """A member's (key, field), or None for members of no meaning here."""
-    for field in FIELDS:
-        if name.lower().endswith("." + field):
-            return name[: -len(field) - 1], field
-    return None
-
-
-def index_shard(path: Path) -> list[Sample]:
-    """Reads a tar's headers. ShardError where it is not a whole tar."""
-    samples: dict[str, dict[str, tuple[int, int]]] = {}
-    try:
-        # unbuffered: a header is 512 bytes, and what lies between two of them is not wanted
-        with path.open("rb", buffering=0) as file, tarfile.open(fileobj=file, mode="r:") as tar:
-            for member in tar:
-                # links and the like hold no bytes of their own
-                found = split_member(member.name) if member.isreg() and not member.issparse() else None
-                if found:
-                    samples.setdefault(found[0], {})[found[1]] = (member.offset_data, member.size)
-            end = tar.offset
-        last = max((o + s for m in samples.values() for o, s in m.values()), default=0)
-        if max(last, end) > path.stat().st_size:
-            raise tarfile.ReadError("unexpected end of data")
-    except FileNotFoundError:
-        raise _gone(path) from None
-    except (tarfile.TarError, OSError) as error:
-        raise ShardError(f"shard {path} is no whole tar ({error}); fetch or write it again") from None
-    return [Sample(key, members) for key, members in samples.items()]
-
-
-def _gone(path: Path) -> ShardError:
-    return ShardError(f"shard {path} is gone; restore it or take it out of _info.json")
-
-
-def write_json(path: Path, value: object) -> None:
-    """Writes aside and renames, so that a reader sees the old file or the new one, whole."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    aside.write_text(json.dumps(value, indent=1))
-    aside.replace(path)
-
-
-class SampleReader(Protocol):
-    """Reads samples by number."""
-
-    def read(self, index: int, fields: Sequence[str]) -> RawSample: ...
-
-    def look_ahead(self, indices: np.ndarray) -> None: ...
-
-    def close(self) -> None: ...
+from datamodules.samples import LARGEST, LARGEST_IMAGE, RawSample, Sample, ShardError
+from datamodules.shard_index import INFO_FILES, gone, index_shard, info_lengths, parse_info, shard_lengths
 
 
 class RemoteShards(Protocol):
@@ -127,20 +25,6 @@ class RemoteShards(Protocol):
     def index(self, names: tuple[str, ...]) -> str: ...
 
     def fetch(self, name: str, check: Callable[[Path], object]) -> Path: ...
-
-
-class Source(Protocol):
-    """Samples in a fixed order, in pieces: a :class:`ShardSet`, or an ImageTree as one piece."""
-
-    @property
-    def paths(self) -> Sequence[Path | str]: ...
-
-    lengths: np.ndarray
-    starts: np.ndarray
-
-    def __len__(self) -> int: ...
-
-    def reader(self) -> SampleReader: ...
 
 
 class ShardSet:
@@ -181,7 +65,7 @@ class ShardSet:
         folder = Path(root).expanduser()
         if not folder.is_dir():
             raise ShardError(f"no folder {folder}: set data.init_args.root to the folder that holds the shards")
-        announced = _info_lengths(folder)
+        announced = info_lengths(folder)
         paths = sorted({path for part in braceexpand(pattern) for path in folder.glob(part)})
         if not paths:
             there = sorted(p.name for p in folder.glob("*.tar"))
@@ -237,7 +121,7 @@ class ShardSet:
         try:
             return os.open(path, os.O_RDONLY), samples
         except FileNotFoundError:
-            raise _gone(path) from None
+            raise gone(path) from None
 
     def _samples(self, path: Path, number: int) -> list[Sample]:
         samples = index_shard(path)
@@ -252,38 +136,6 @@ class ShardSet:
         """A sample's number over all shards to (shard, number within)."""
         shard = int(np.searchsorted(self.starts, index, "right")) - 1
         return shard, index - int(self.starts[shard])
-
-
-def shard_lengths(folder: Path, paths: Sequence[Path]) -> list[int]:
-    """Samples in each shard: from timm's ``_info.json``, the kept counts, or a scan of the headers."""
-    known = _info_lengths(folder)
-    if all(p.name in known for p in paths):
-        return [known[p.name] for p in paths]
-    kept_in = [
-        folder / COUNTS_FILE,
-        user_cache() / (str(folder.resolve()).strip("/").replace("/", "_") + ".json"),
-    ]
-    kept: dict[str, list[int]] = {}
-    for file in kept_in:
-        if file.is_file():
-            kept |= json.loads(file.read_text())
-    lengths, fresh = [], False
-    for path in paths:
-        stat = path.stat()
-        entry = kept.get(path.name)
-        if entry is None or entry[:2] != [stat.st_size, stat.st_mtime_ns]:
-            entry = kept[path.name] = [stat.st_size, stat.st_mtime_ns, len(index_shard(path))]
-            fresh = True
-        lengths.append(entry[2])
-    if fresh:
-        for file in kept_in:
-            try:
-                file.parent.mkdir(parents=True, exist_ok=True)
-                write_json(file, kept)
-                break
-            except OSError:  # a read-only folder: keep the counts in the user's cache instead
-                continue
-    return lengths
 
 
 def _matching(names: Iterable[str], pattern: str) -> set[str]:
@@ -301,31 +153,6 @@ def _refuse_missing(wanted: set[str], present: set[str], root: object, option: s
             f"{len(missing)} shard(s) are missing from {root}, the first: {missing[0]}; restore it, or take it "
             f"out of _info.json and data.init_args.{option}"
         )
-
-
-def _info_lengths(folder: Path) -> dict[str, int]:
-    for name in INFO_FILES:
-        path = folder / name
-        if path.is_file():
-            return parse_info(path.read_text(), str(path))
-    return {}
-
-
-def parse_info(text: str, source: str) -> dict[str, int]:
-    """Shard names and lengths out of an ``_info.json``. ShardError, naming ``source``, where it is no such file."""
-    try:
-        splits = json.loads(text)["splits"].values()
-        return {f: int(n) for s in splits for f, n in zip(s["filenames"], s["shard_lengths"], strict=True)}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ShardError(
-            f"{source} is not in timm's schema, splits → name → filenames, shard_lengths ({error!r}); "
-            "correct it, or delete it to have the tars counted"
-        ) from None
-
-
-def user_cache() -> Path:
-    """Where this project keeps files of its own between runs."""
-    return Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "dinomamba"
 
 
 class ShardReader:

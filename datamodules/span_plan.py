@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from datamodules.shards import Source
+from datamodules.samples import Source
 
 
 class EpochPlan(NamedTuple):

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from datamodules.eval_transforms import EvalTransform, decode_image, decode_mask
 from datamodules.multicrop import MultiCrop, MultiCropConfig, ProbeCrop
-from datamodules.shards import IMAGE_FIELDS, RawSample, SampleReader, ShardError, Source
+from datamodules.samples import IMAGE_FIELDS, RawSample, SampleReader, ShardError, Source
 from datamodules.span_plan import EpochPlan, Part
 
 POLICIES = ("strict", "skip")

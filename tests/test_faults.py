@@ -86,7 +86,7 @@ def test_a_shard_is_cut_during_the_run(data, tmp_path):
 
 def corrupt(folder, count):
     """Overwrites the beginnings of some training images."""
-    from datamodules.shards import index_shard
+    from datamodules.shard_index import index_shard
 
     done = []
     for path in sorted(folder.glob("train-*.tar"))[:count]:

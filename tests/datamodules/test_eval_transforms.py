@@ -9,7 +9,7 @@ from PIL import Image
 from torchvision import transforms
 
 from datamodules.eval_transforms import EvalTransform, decode_image, decode_mask
-from datamodules.shards import RawSample, ShardError
+from datamodules.samples import RawSample, ShardError
 from datamodules.stream import normalize
 
 MODES = ("RGB", "L", "CMYK", "P", "RGBA", "LA", "1", "I;16", "EXIF")

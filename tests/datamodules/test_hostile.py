@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from datamodules.shards import ShardError, ShardSet
+from datamodules.samples import ShardError
+from datamodules.shards import ShardSet
 from datamodules.span_plan import Part, rest_plan
 from datamodules.stream import ResumableLoader, ShardDataset
 from tests.datamodules.test_shards import consume, png

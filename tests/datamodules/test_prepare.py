@@ -12,7 +12,7 @@ from PIL import Image
 from datamodules import ImageNetDataModule, ImageNetSDataModule
 from datamodules.demo import CLASSES, draw_scene
 from datamodules.prepare import demo, imagefolder, imagenet_s, write_split
-from datamodules.shards import ShardError
+from datamodules.samples import ShardError
 from tests.datamodules.test_shards import FakeTrainer
 
 

@@ -15,7 +15,9 @@ import pytest
 from datamodules import ImageNetDataModule, prepare, remote
 from datamodules.multicrop import MultiCropConfig
 from datamodules.remote import ShardCache
-from datamodules.shards import ShardError, ShardSet, index_shard
+from datamodules.samples import ShardError
+from datamodules.shard_index import index_shard
+from datamodules.shards import ShardSet
 
 
 @pytest.fixture(scope="module")

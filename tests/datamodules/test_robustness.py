@@ -12,7 +12,7 @@ from timm.data import ImageNetInfo
 
 from datamodules import RobustnessDataModule, RobustnessSet, prepare
 from datamodules.labels import folder_labels, subset_classes, validation_labels
-from datamodules.shards import ShardError
+from datamodules.samples import ShardError
 
 
 def synsets_of(subset):

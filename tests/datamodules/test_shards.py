@@ -13,7 +13,9 @@ from PIL import Image
 
 from datamodules import ImageNetDataModule, ImageNetSDataModule, MultiCropConfig
 from datamodules.prepare import write_split
-from datamodules.shards import ShardError, ShardSet, index_shard, split_member
+from datamodules.samples import ShardError, split_member
+from datamodules.shard_index import index_shard
+from datamodules.shards import ShardSet
 from datamodules.span_plan import evaluation_plan, train_plan
 
 SMALL = MultiCropConfig(global_size=16, local_size=8, num_local=2)

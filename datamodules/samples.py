@@ -1,0 +1,89 @@
+"""What a sample is, and what it is read from.
+
+A sample is ``KEY.jpg|jpeg|png|webp`` with ``KEY.cls`` (ASCII integer), optionally ``KEY.mask.png`` and ``KEY.json``.
+Members are found by these endings, so a dot inside KEY does no harm.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+IMAGE_FIELDS = ("jpg", "jpeg", "png", "webp")
+FIELDS = ("mask.png", *IMAGE_FIELDS, "cls", "json")  # the longer ending first: KEY.mask.png is no image
+LARGEST = {"cls": 1 << 10, "json": 1 << 20}
+"""Bytes that a member may have; those not named here ``LARGEST_IMAGE``."""
+LARGEST_IMAGE = 64 << 20
+
+
+class ShardError(ValueError):
+    """Something is wrong with a shard or a sample in it; the message names it and the remedy."""
+
+
+class Sample(NamedTuple):
+    """Where a sample's members lie in its shard."""
+
+    key: str
+    members: dict[str, tuple[int, int]]
+    """field -> (offset, size) in bytes."""
+
+
+class RawSample(NamedTuple):
+    """A sample's bytes."""
+
+    shard: str
+    key: str
+    fields: dict[str, bytes]
+
+    @property
+    def name(self) -> str:
+        """How errors call it."""
+        return f"sample {self.key!r} in shard {self.shard}"
+
+    def image(self) -> bytes:
+        for field in IMAGE_FIELDS:
+            if field in self.fields:
+                return self.fields[field]
+        raise ShardError(f"{self.name} has no image; wanted one of {', '.join(IMAGE_FIELDS)}")
+
+    def label(self) -> int:
+        if "cls" not in self.fields:
+            raise ShardError(f"{self.name} has no .cls member with its class; rewrite it with datamodules.prepare")
+        text = self.fields["cls"]
+        try:
+            return int(text)
+        except ValueError:
+            raise ShardError(f"{self.name}: .cls holds {text[:40]!r}, wanted an integer") from None
+
+
+def split_member(name: str) -> tuple[str, str] | None:
+    """A member's (key, field), or None for members of no meaning here."""
+    for field in FIELDS:
+        if name.lower().endswith("." + field):
+            return name[: -len(field) - 1], field
+    return None
+
+
+class SampleReader(Protocol):
+    """Reads samples by number."""
+
+    def read(self, index: int, fields: Sequence[str]) -> RawSample: ...
+
+    def look_ahead(self, indices: np.ndarray) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Source(Protocol):
+    """Samples in a fixed order, in pieces: a :class:`ShardSet`, or an ImageTree as one piece."""
+
+    @property
+    def paths(self) -> Sequence[Path | str]: ...
+
+    lengths: np.ndarray
+    starts: np.ndarray
+
+    def __len__(self) -> int: ...
+
+    def reader(self) -> SampleReader: ...
