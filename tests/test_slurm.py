@@ -13,6 +13,7 @@ import yaml
 
 import backbones
 from backbones import weights
+from callbacks.checkpoint_files import fault
 from tests.processes import free_port
 from tests.test_resume import command, history, many, same, state, wait_for_step  # noqa: F401
 from tests.tiny_runs import CONFIGS, ROOT
@@ -21,13 +22,15 @@ pytestmark = [
     pytest.mark.slurm,
     pytest.mark.skipif(shutil.which("sbatch") is None, reason="needs Debian's slurm-wlm and munge"),
 ]
+WORKERS = ("--data.init_args.num_workers", "1")
 NODES = ["--ntasks-per-node=1", "--gpus-per-node=0", "--cpus-per-task=1", "--time=10"]
 
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory):
     folder = tmp_path_factory.mktemp("slurm")
-    env = {k: v for k, v in os.environ.items() if not k.startswith("SLURM")} | {"OMP_NUM_THREADS": "1"}
+    env = {k: v for k, v in os.environ.items() if not k.startswith("SLURM")}
+    env |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}  # the runs log their keys by tests.key_log
     for _ in range(3):  # three ports in a row may not be free
         env["PORT"] = str(free_port())
         up = subprocess.run(
@@ -92,10 +95,10 @@ def test_signalled_requeued_and_resumed_on_two_nodes(cluster, many, tmp_path):  
     assert len(ranks) == 2 and "Starting with 2 processes" in ranks[0] and "GLOBAL_RANK: 1, MEMBER: 2/2" in ranks[1]
     assert "global batch 8 over 2 processes x 1 accumulated batches; effective learning rate 1.5625e-05" in ranks[0]
 
-    job = submit(cluster, tmp_path / "cut", "train.sbatch", *fit(many, tmp_path / "cut"), options=["--nodes=2"])
-    deadline = time.time() + 120
-    while not (tmp_path / "cut/run/checkpoints/last.ckpt").is_file() and time.time() < deadline:
-        time.sleep(0.05)
+    # with workers, which SLURM signals too
+    arguments = [*fit(many, tmp_path / "cut"), *WORKERS]
+    job = submit(cluster, tmp_path / "cut", "train.sbatch", *arguments, options=["--nodes=2"])
+    wait_for_a_checkpoint(tmp_path / "cut")
     # what --signal=USR1@… sends before the time limit
     subprocess.run(["scancel", "--signal=USR1", job], env=cluster, check=True)
     fields = wait(cluster, job)
@@ -106,6 +109,26 @@ def test_signalled_requeued_and_resumed_on_two_nodes(cluster, many, tmp_path):  
     assert len(ranks) == 2 and "resuming from" in ranks[0].split("SLURM starts job")[1]
     assert same(state(tmp_path / "cut"), state(tmp_path / "whole"))
     assert history(tmp_path / "cut") == history(tmp_path / "whole")
+
+
+def wait_for_a_checkpoint(out):
+    deadline = time.time() + 120
+    while not (out / "run/checkpoints/last.ckpt").is_file() and time.time() < deadline:
+        time.sleep(0.05)
+
+
+def test_cancelled(cluster, many, tmp_path):  # noqa: F811
+    """SIGTERM, and ten seconds later SIGKILL: time for a checkpoint."""
+    arguments = [*fit(many, tmp_path), *WORKERS, "--trainer.max_epochs", "1000"]
+    job = submit(cluster, tmp_path, "train.sbatch", *arguments, options=["--nodes=2"])
+    wait_for_a_checkpoint(tmp_path)
+    subprocess.run(["scancel", job], env=cluster, check=True)
+    assert wait(cluster, job)["JobState"] == "CANCELLED"
+    deadline = time.time() + 30  # the steps end after the job
+    while not all("stopped by SIGTERM" in text for text in logs(cluster, job)) and time.time() < deadline:
+        time.sleep(0.2)
+    assert all("error: stopped by SIGTERM; --ckpt_path auto goes on" in text for text in logs(cluster, job))
+    assert fault(tmp_path / "run/checkpoints/last.ckpt") is None
 
 
 def test_a_table_as_a_job_array(cluster, tmp_path):
