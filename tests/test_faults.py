@@ -144,6 +144,26 @@ def test_a_rank_is_killed(many, tmp_path):  # noqa: F811
     assert fault(tmp_path / "run/checkpoints/last.ckpt") is None and state(tmp_path)[0] >= 4
 
 
+def test_the_clock_is_put_back(many, whole, tmp_path, monkeypatch):  # noqa: F811
+    """By a day, between two starts: what was written before looks later than what is written now."""
+    process = start(many, tmp_path)
+    wait_for_step(tmp_path, 13, process)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+    at = state(tmp_path)[0]
+    for path in (tmp_path / "run/checkpoints").glob("*.ckpt"):
+        os.utime(path, (time.time() + 86400,) * 2)
+    (tmp_path / "clock").mkdir()
+    (tmp_path / "clock/sitecustomize.py").write_text(
+        "import time\nnow = time.time\ntime.time = lambda: now() - 86400\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "clock"))
+    assert 13 <= at < 30 and "last.ckpt" in finish(start(many, tmp_path))
+    assert same(state(tmp_path), state(whole)) and history(tmp_path) == history(whole)
+    times = [int(path.name.split(".")[3]) for path in (tmp_path / "run").glob("events*")]
+    assert len(times) == 2 and max(times) < time.time() - 80_000  # the earlier file was put before the later one
+
+
 def test_two_runs_in_one_folder(many, tmp_path):  # noqa: F811
     first = start(many, tmp_path)
     wait_for_step(tmp_path, 1, first)
