@@ -11,7 +11,7 @@ from lightning.pytorch.callbacks import RichProgressBar
 class Progress(RichProgressBar):
     """The progress bar; where the output is no terminal, one line every ``seconds`` and at each epoch's end instead.
 
-    A line holds epoch, batch, step, what the module logs for the bar, ``perf/*``, and the time left of the epoch.
+    A line holds step, epoch and batch, what the module logs for the bar, ``perf/*``, and the time left of the epoch.
 
     Args:
         seconds: between two lines.
@@ -32,14 +32,29 @@ class Progress(RichProgressBar):
 
     def _line(self, trainer: Trainer, where: str, names: tuple[str, ...], more: str = "") -> None:
         shown = {**trainer.callback_metrics, **trainer.progress_bar_metrics}
-        values = [f"{k.removeprefix('perf/')} {float(v):.4g}" for k, v in shown.items() if k.startswith(names)]
-        print(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {where} {' '.join(values)}{more}", flush=True)
+        values = [
+            f" {k.removeprefix('perf/')} {float(v):.4g}" for k, v in shown.items() if names and k.startswith(names)
+        ]
+        print(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {where}{''.join(values)}{more}", flush=True)
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        super().on_train_start(trainer, pl_module)
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        super().setup(trainer, pl_module, stage)
         self._lines &= trainer.is_global_zero
         self._next = time.monotonic() + self.seconds
-        self._began: tuple[float, int] | None = None  # a resume inside an epoch does not start one
+        self._began: tuple[float, int] | None = None
+
+    def _tick(self, trainer: Trainer, where: str, batch_idx: int, total: float, names: tuple[str, ...]) -> None:
+        """A line where one is due. The time left is told by the batches since the first one of this loop."""
+        if not self._lines:
+            return
+        now = time.monotonic()
+        if self._began is None:  # after the first batch, which also waits for the loader
+            self._began = now, batch_idx
+        if now >= self._next:
+            self._next = now + self.seconds
+            since, first = self._began
+            left = (now - since) / max(batch_idx - first, 1) * (total - batch_idx - 1)
+            self._line(trainer, f"{where} batch {batch_idx + 1}/{total:.0f}", names, f" left {left / 60:.1f} min")
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_epoch_start(trainer, pl_module)
@@ -49,21 +64,21 @@ class Progress(RichProgressBar):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
-        if not self._lines:
-            return
-        now = time.monotonic()
-        if self._began is None:  # after the first batch, which also waits for the loader
-            self._began = now, batch_idx
-        if now >= self._next:
-            self._next = now + self.seconds
-            since, first = self._began
-            total, done = int(trainer.num_training_batches), batch_idx + 1
-            left = (now - since) / max(batch_idx - first, 1) * (total - done)
-            where = f"epoch {trainer.current_epoch} batch {done}/{total} step {trainer.global_step}"
-            self._line(trainer, where, ("train/", "perf/"), f" left {left / 60:.1f} min")
+        where = f"step {trainer.global_step} epoch {trainer.current_epoch}"
+        self._tick(trainer, where, batch_idx, trainer.num_training_batches, ("train/", "perf/"))
+
+    def on_validation_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:  # fmt: skip
+        super().on_validation_batch_end(trainer, pl_module, outputs, batch, batch_idx, dataloader_idx)
+        if batch_idx == 0:
+            self._began = None
+        total = trainer.num_val_batches[dataloader_idx]
+        self._tick(trainer, f"validation set {dataloader_idx}", batch_idx, total, ())
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_epoch_end(trainer, pl_module)
         if self._lines:
-            where = f"epoch {trainer.current_epoch} done step {trainer.global_step}"
+            where = f"step {trainer.global_step} epoch {trainer.current_epoch} done"
             self._line(trainer, where, ("train/", "val/", "perf/"))

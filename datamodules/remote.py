@@ -14,7 +14,7 @@ import select
 import shlex
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
@@ -106,7 +106,8 @@ class ShardCache:
                     left.unlink(missing_ok=True)
                 self._tried(name, partial(self._download, name, path, check))
                 self._make_room(path)
-            os.utime(path)
+            with suppress(FileNotFoundError):  # another process made room just now
+                os.utime(path)
         return path
 
     def _download(self, name: str, path: Path, check: Callable[[Path], object]) -> None:
@@ -171,15 +172,16 @@ class ShardCache:
 
     def _make_room(self, keep: Path) -> None:
         with self._locked("room"):
-            there = [(p.stat().st_mtime_ns, p.stat().st_size, p) for p in _files(self.folder)]
-            size = sum(s for _, s, _ in there)
+            there = []
+            for path in self.folder.glob("*"):
+                with suppress(FileNotFoundError):
+                    stat = path.stat()
+                    if path.is_file() and not path.name.startswith("."):
+                        there.append((stat.st_mtime_ns, stat.st_size, path))
+            size = sum(one for _, one, _ in there)
             for _, one, path in sorted(there):
                 if size <= self.max_bytes:
                     break
                 if path != keep:
                     path.unlink(missing_ok=True)
                     size -= one
-
-
-def _files(folder: Path) -> list[Path]:
-    return [p for p in folder.iterdir() if p.is_file() and not p.name.startswith(".")]

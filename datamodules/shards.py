@@ -107,7 +107,7 @@ class ShardSet:
         """A descriptor of a shard's file, and its samples."""
         if not self.remote:
             return self._opened(self.fetch(number), number)
-        for _ in range(3):
+        for _ in range(10):
             path = self.fetch(number)
             try:
                 return self._opened(path, number)

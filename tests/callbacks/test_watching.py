@@ -30,6 +30,9 @@ class Line(LightningModule):
         self.log("train/loss", loss.detach(), prog_bar=True)
         return loss
 
+    def validation_step(self, batch, batch_idx, dataloader_idx=0):
+        pass
+
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=0.01)
 
@@ -68,8 +71,20 @@ def test_curves(tmp_path, capfd):
 
     lines = [line for line in capfd.readouterr().out.splitlines() if re.match(r"\d{4}-\d\d-\d\d ", line)]
     assert len(lines) == 12 + 2  # of no seconds apart, and one at each epoch's end
-    assert re.search(r" epoch 1 batch 3/6 step 9 train/loss \S+ .*data_wait \S+ .* left \S+ min$", lines[9])
-    assert " epoch 1 done step 12 train/loss " in lines[-1]
+    assert re.search(r" step 9 epoch 1 batch 3/6 train/loss \S+ .*data_wait \S+ .* left \S+ min$", lines[9])
+    assert " step 12 epoch 1 done train/loss " in lines[-1]
+
+
+def test_lines_of_an_evaluation(tmp_path, capfd):
+    trainer = Trainer(
+        accelerator="cpu", logger=False, callbacks=[Progress(0, terminal=False)], default_root_dir=tmp_path
+    )
+    loaders = [torch.utils.data.DataLoader(BATCHES[:n], batch_size=None) for n in (2, 3)]
+    trainer.validate(Line(), loaders, verbose=False)
+    lines = [line[20:] for line in capfd.readouterr().out.splitlines() if re.match(r"\d{4}-\d\d-\d\d ", line)]
+    assert [line.partition(" left ")[0] for line in lines] == [
+        f"validation set {number} batch {i + 1}/{total}" for number, total in enumerate((2, 3)) for i in range(total)
+    ]
 
 
 def test_a_terminal_gets_a_bar():
