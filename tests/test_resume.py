@@ -230,7 +230,16 @@ def test_another_number_of_processes_after_a_kill(numbers, many, tmp_path):
     assert {line["rank"] for line in kept} == set(range(numbers[0])) and {line["rank"] for line in rest} == set(
         range(numbers[1])
     )
-    for number in range(3):
-        keys = [key for line in kept + rest if line["epoch"] == number for key in line["keys"]]
-        assert len(keys) == 80 == len(set(keys))
+    assert_once(kept + rest, range(3))
     assert [step for step, _ in history(tmp_path)["train/loss"]] == list(range(30))
+
+    boundary = tmp_path / "boundary"  # from the first epoch's end, which the killed run left
+    boundary.mkdir()
+    finish(start(many, boundary, "dino", *after, "--ckpt_path", str(tmp_path / "run/checkpoints/epoch=0.ckpt")))
+    assert_once(read_keys(boundary / "run"), (1, 2))
+
+
+def assert_once(lines, epochs):
+    for number in epochs:
+        keys = [key for line in lines if line["epoch"] == number for key in line["keys"]]
+        assert len(keys) == 80 == len(set(keys))
