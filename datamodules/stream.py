@@ -8,7 +8,6 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from types import FrameType
 from typing import Any, Protocol
 
 import cv2
@@ -26,8 +25,6 @@ POLICIES = ("strict", "skip")
 MOST_PARTS = 64
 AHEAD = 8
 """Batches of a worker between asking for a remote shard and reading it."""
-GRACE = 15.0
-"""Seconds that a worker goes on after SIGTERM."""
 
 
 class View(Protocol):
@@ -203,17 +200,16 @@ class ShardDataset(IterableDataset):
 
 
 def _start_worker(worker: int) -> None:
-    """The workers are the parallelism; and a cluster signals them too, where only the run decides when to end."""
+    """The workers are the parallelism."""
     cv2.setNumThreads(0)
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, _end_later)
+    threading.Thread(target=_end_when_the_run_says, daemon=True).start()
 
 
-def _end_later(number: int, frame: FrameType | None) -> None:
-    """Serves the run's last steps; ends by itself should nobody end this worker."""
-    timer = threading.Timer(GRACE, os._exit, (128 + number,))
-    timer.daemon = True
-    timer.start()
+def _end_when_the_run_says() -> None:
+    """A cluster signals the workers too, so SIGTERM counts from the parent process only; torch ends with 0 then."""
+    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != os.getppid():
+        pass
+    os._exit(0)
 
 
 class ShardLoader:
@@ -248,7 +244,15 @@ class ShardLoader:
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         self.dataset.set_epoch(self._epoch())
-        return iter(self._loader)
+        return self._start()
+
+    def _start(self) -> Iterator[dict[str, Any]]:
+        """Workers are born with these signals blocked; one to this process itself comes through right after."""
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGUSR1})
+        try:
+            return iter(self._loader)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class ResumableLoader(ShardLoader):
@@ -290,7 +294,7 @@ class ResumableLoader(ShardLoader):
         if self._done and epoch != self._resumed_epoch:
             self._done = []
         self.dataset.set_epoch(epoch, self._done)
-        return iter(self._loader)
+        return self._start()
 
 
 def normalize(image: Tensor, mean: tuple[float, ...], std: tuple[float, ...], dtype: torch.dtype) -> Tensor:

@@ -140,6 +140,7 @@ def interrupted(many, out, kills, rng, *extra):
     reached = killed = torn = 0
     for step, how in kills:
         process = start(many, out, "dino", *extra)
+        step = max(step, reached + 1)  # not while it starts
         wait_for_step(out, step, process)
         if how == signal.SIGKILL and killed % 2:
             wait_for_a_write(out, process)
@@ -190,17 +191,15 @@ WORKER = ("--data.init_args.num_workers", "1")
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
 @pytest.mark.parametrize("processes", [1, 2])
-def test_killed_ten_times(processes, how, many, whole, tmp_path):
-    """Two processes are plain ddp over gloo; their data come from a worker each, unlike those of the whole run."""
-    extra = (*TWO, *WORKER) if processes == 2 else ()
-    if processes == 2:
-        whole = tmp_path / "whole"
-        whole.mkdir()
-        finish(start(many, whole, "dino", *TWO))
-    cut = tmp_path / "cut"
+def test_killed_ten_times(processes, how, many, tmp_path):
+    """In eight epochs. Two processes are plain ddp over gloo; when cut off, their data come from a worker each."""
+    long = ("--trainer.max_epochs", "8")
+    whole, cut, rng = tmp_path / "whole", tmp_path / "cut", random.Random(int(how))
+    whole.mkdir()
     cut.mkdir()
-    rng = random.Random(int(how))
-    torn = interrupted(many, cut, [(step, how) for step in sorted(rng.sample(range(1, 25), 10))], rng, *extra)
+    finish(start(many, whole, "dino", *long, *(TWO if processes == 2 else ())))
+    extra = (*long, *TWO, *WORKER) if processes == 2 else long
+    torn = interrupted(many, cut, [(step, how) for step in sorted(rng.sample(range(1, 65), 10))], rng, *extra)
     assert torn or how == signal.SIGTERM
     assert same(state(cut), state(whole)) and history(cut) == history(whole)
 

@@ -2,6 +2,7 @@
 
 import io
 import json
+import subprocess
 import tarfile
 from collections import Counter
 from types import SimpleNamespace
@@ -182,6 +183,28 @@ def test_a_loader_goes_on_inside_an_epoch(folder, workers):
     data.trainer.current_epoch = 2
     following = module_for(folder, 0, 1, 0, epoch=2)
     assert [b["key"] for b in resumed] == [b["key"] for b in following.train_dataloader()]
+
+
+def signalled(pid):
+    """As by a cluster: from another process than the run's."""
+    subprocess.run(["/bin/sh", "-c", f"kill -TERM {pid}; kill -USR1 {pid}"], check=True)
+
+
+def test_workers_outlast_the_signals_of_a_cluster(folder):
+    expected = [b["key"] for b in module_for(folder, 0, 1, 2).train_dataloader()]
+    batches = iter(module_for(folder, 0, 1, 2).train_dataloader())
+    workers = batches._workers
+    for worker in workers:
+        signalled(worker.pid)
+    found = [next(batches)["key"]]
+    for worker in workers:
+        signalled(worker.pid)
+    assert found + [b["key"] for b in batches] == expected
+    for worker in workers:
+        assert worker.is_alive()
+        worker.terminate()  # by this process, as at a run's end
+        worker.join(20)
+    assert [worker.exitcode for worker in workers] == [0, 0]
 
 
 @pytest.mark.parametrize("sizes", [(7, 0, 3), (1,) * 37, (50, 1)])
