@@ -32,9 +32,7 @@ class Progress(RichProgressBar):
 
     def _line(self, trainer: Trainer, where: str, names: tuple[str, ...], more: str = "") -> None:
         shown = {**trainer.callback_metrics, **trainer.progress_bar_metrics}
-        values = [
-            f" {k.removeprefix('perf/')} {float(v):.4g}" for k, v in shown.items() if names and k.startswith(names)
-        ]
+        values = [f" {k.removeprefix('perf/')} {float(v):.4g}" for k, v in shown.items() if k.startswith(names)]
         print(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {where}{''.join(values)}{more}", flush=True)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:

@@ -45,10 +45,7 @@ def write_split(
     if samples_per_shard < 1:
         raise ValueError(f"samples_per_shard={samples_per_shard} must be positive")
     out.mkdir(parents=True, exist_ok=True)
-    info_path = out / INFO_FILES[0]
-    info = json.loads(info_path.read_text()) if info_path.is_file() else {"splits": {}}
-    if split in info["splits"] and not overwrite:
-        raise ShardError(f"{out} already holds the split {split!r}; pass --overwrite true to write it again")
+    info = _read_info(out, split, overwrite)
     paths: list[Path] = []
     lengths: list[int] = []
     writer: wds.TarWriter | None = None
@@ -82,15 +79,29 @@ def write_split(
     for stale in sorted(out.glob(f"{split}-[0-9][0-9][0-9][0-9][0-9][0-9].tar")):
         if stale not in paths:
             stale.unlink()  # left by a longer version of this split
+    _enter(out, info, split, paths, lengths)
+    return paths
+
+
+def _read_info(out: Path, split: str, overwrite: bool) -> dict[str, Any]:
+    """The folder's ``_info.json``. ShardError where it names the split already."""
+    path = out / INFO_FILES[0]
+    info = json.loads(path.read_text()) if path.is_file() else {"splits": {}}
+    if split in info["splits"] and not overwrite:
+        raise ShardError(f"{out} already holds the split {split!r}; pass --overwrite true to write it again")
+    return info
+
+
+def _enter(out: Path, info: dict[str, Any], split: str, paths: list[Path], lengths: list[int]) -> None:
+    """Writes the folder's ``_info.json`` with a split's shards."""
     info["splits"][split] = {
         "name": split,
         "num_samples": sum(lengths),
         "filenames": [p.name for p in paths],
         "shard_lengths": lengths,
     }
-    write_json(info_path, info)
+    write_json(out / INFO_FILES[0], info)
     logger.info("%s: %d samples in %d shards under %s", split, sum(lengths), len(paths), out)
-    return paths
 
 
 def _images_by_class(root: Path, numbering: str = "sorted") -> list[tuple[Path, int]]:
@@ -224,19 +235,8 @@ def index(root: str, split: str, pattern: str, overwrite: bool = False) -> None:
     paths = sorted(folder.glob(pattern))
     if not paths:
         raise ShardError(f"no shard in {folder} matches --pattern {pattern!r}")
-    path = folder / INFO_FILES[0]
-    info = json.loads(path.read_text()) if path.is_file() else {"splits": {}}
-    if split in info["splits"] and not overwrite:
-        raise ShardError(f"{path} already names the split {split!r}; pass --overwrite true to count it again")
-    lengths = [len(index_shard(p)) for p in paths]
-    info["splits"][split] = {
-        "name": split,
-        "num_samples": sum(lengths),
-        "filenames": [p.name for p in paths],
-        "shard_lengths": lengths,
-    }
-    write_json(path, info)
-    logger.info("%s: %d samples in %d shards, entered into %s", split, sum(lengths), len(paths), path)
+    info = _read_info(folder, split, overwrite)
+    _enter(folder, info, split, paths, [len(index_shard(path)) for path in paths])
 
 
 def demo_robustness(out: str, per_class: int = 20) -> None:

@@ -2,29 +2,17 @@
 
 import os
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 from braceexpand import braceexpand
 
+from datamodules.remote import ShardCache
 from datamodules.samples import LARGEST, LARGEST_IMAGE, RawSample, Sample, ShardError
 from datamodules.shard_index import INFO_FILES, gone, index_shard, info_lengths, parse_info, shard_lengths
-
-
-class RemoteShards(Protocol):
-    """Fetches the files of a remote root: a ShardCache."""
-
-    root: str
-
-    def url(self, name: str) -> str: ...
-
-    def index(self, names: tuple[str, ...]) -> str: ...
-
-    def fetch(self, name: str, check: Callable[[Path], object]) -> Path: ...
 
 
 class ShardSet:
@@ -41,7 +29,7 @@ class ShardSet:
         paths: Sequence[Path | str],
         lengths: Sequence[int],
         names: Sequence[str] = (),
-        cache: "RemoteShards | None" = None,
+        cache: ShardCache | None = None,
     ) -> None:
         self.paths, self.lengths = list(paths), np.asarray(lengths, dtype=np.int64)
         self.starts = np.concatenate([[0], np.cumsum(self.lengths)])
@@ -78,7 +66,7 @@ class ShardSet:
         return cls(paths, shard_lengths(folder, paths))
 
     @classmethod
-    def find_remote(cls, cache: "RemoteShards", pattern: str, option: str) -> "ShardSet":
+    def find_remote(cls, cache: ShardCache, pattern: str, option: str) -> "ShardSet":
         """Shards of a remote root whose names match ``pattern``, out of the ``_info.json`` beside them."""
         announced = parse_info(cache.index(INFO_FILES), f"the index of {cache.root}")
         names = sorted(_matching(announced, pattern))

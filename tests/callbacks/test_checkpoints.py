@@ -3,12 +3,14 @@
 import logging
 import os
 import pickle
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from lightning.pytorch import LightningModule, Trainer
 
 from callbacks.checkpoint_files import FORMAT, AtomicCheckpointIO, fault, newest
 from callbacks.checkpoints import Checkpoints
@@ -117,6 +119,40 @@ def test_the_newest_is_not_told_by_the_clock(tmp_path):
     # a fresh start in a folder that holds another run's further checkpoints goes on with its own
     io.save_checkpoint(content(3), tmp_path / "last.ckpt")
     assert newest(tmp_path).name == "last.ckpt"
+
+
+class Ten(LightningModule):
+    """One epoch of ten steps; the step ``asks`` gets SIGUSR1."""
+
+    def __init__(self, asks=None):
+        super().__init__()
+        self.w, self.asks = torch.nn.Parameter(torch.ones(1)), asks
+
+    def training_step(self, batch, batch_idx):
+        if batch_idx == self.asks:
+            os.kill(os.getpid(), signal.SIGUSR1)
+        return (self.w * batch).sum()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+@pytest.mark.parametrize(
+    ("minutes", "asks", "expected"),
+    [(0.0, None, [*range(1, 9), 10]), (60.0, None, [10]), (None, None, [10]), (None, 3, [4, 10])],
+)
+def test_when_they_are_written(minutes, asks, expected, tmp_path, monkeypatch):
+    """By the clock at every step but the one before the epoch's last, not before the hour is over, at the epoch's end
+    only; and when a signal asks."""
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    before, saved = signal.getsignal(signal.SIGUSR1), []
+    monkeypatch.setattr(Trainer, "save_checkpoint", lambda self, path, *_, **__: saved.append(self.global_step))
+    trainer = Trainer(
+        accelerator="cpu", max_epochs=1, logger=False, default_root_dir=tmp_path, callbacks=[Checkpoints(minutes)],
+        enable_progress_bar=False, enable_model_summary=False,
+    )  # fmt: skip
+    trainer.fit(Ten(asks), torch.utils.data.DataLoader(torch.ones(10, 1), batch_size=1))
+    assert saved == expected and trainer.global_step == 10 and signal.getsignal(signal.SIGUSR1) == before
 
 
 def test_wrong_arguments():

@@ -251,5 +251,5 @@ def test_an_index_for_shards_that_have_none(folder, tmp_path):
         assert {k: ours[split][k] for k in ("num_samples", "filenames", "shard_lengths")} == {
             k: theirs[split][k] for k in ("num_samples", "filenames", "shard_lengths")
         }
-    with pytest.raises(ShardError, match="already names the split 'train'"):
+    with pytest.raises(ShardError, match="already holds the split 'train'"):
         prepare.index(str(tmp_path), "train", "train-*.tar")
