@@ -169,8 +169,7 @@ def main(args: ArgsType = None) -> None:
     _keep_freed_memory()
     try:
         CLI(args)
-    except Preempted as stop:
-        sys.stderr.write(f"error: {stop}\n")
+    except Preempted as stop:  # callbacks.Checkpoints has said why
         sys.exit(stop.exit_code)
     except SIGTERMException:
         sys.stderr.write("error: stopped by SIGTERM\n")

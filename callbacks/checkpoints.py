@@ -1,8 +1,9 @@
 """When checkpoints are written: every epoch, every so often inside one, and when a signal asks for it."""
 
+import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
@@ -68,7 +69,8 @@ class Checkpoints(Checkpoint):
         self._signals.stop_listening()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        self._signals.stop_listening()
+        if not isinstance(exception, Preempted):  # else the signals that follow a requeue would cut off the clean end
+            self._signals.stop_listening()
 
     def _save(self, trainer: Trainer) -> Path:
         path = self.folder(trainer) / "last.ckpt"
@@ -94,9 +96,16 @@ class Checkpoints(Checkpoint):
             self._save(trainer)
         if request == Request.REQUEUE:
             told = requeue() if trainer.is_global_zero else ""
-            raise Preempted(request, trainer.strategy.broadcast(told))
+            self._leave(trainer, Preempted(request, trainer.strategy.broadcast(told)))
         if request == Request.STOP:
-            raise Preempted(request, "stopped by SIGTERM")
+            self._leave(trainer, Preempted(request, "stopped by SIGTERM"))
+
+    def _leave(self, trainer: Trainer, stop: Preempted) -> NoReturn:
+        """On all ranks. Each has said why before any is gone: SLURM then ends those that are still there."""
+        sys.stderr.write(f"error: {stop}\n")
+        sys.stderr.flush()
+        trainer.strategy.barrier()
+        raise stop
 
     def _request(self, trainer: Trainer, batch_idx: int) -> Request:
         """The most urgent request on any rank; the same answer on all."""

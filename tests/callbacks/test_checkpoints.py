@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
 
 from callbacks.checkpoint_files import FORMAT, AtomicCheckpointIO, fault, newest
 from callbacks.checkpoints import Checkpoints
+from callbacks.preemption import Preempted
 from tests.tiny_runs import ROOT
 
 
@@ -153,6 +154,35 @@ def test_when_they_are_written(minutes, asks, expected, tmp_path, monkeypatch):
     )  # fmt: skip
     trainer.fit(Ten(asks), torch.utils.data.DataLoader(torch.ones(10, 1), batch_size=1))
     assert saved == expected and trainer.global_step == 10 and signal.getsignal(signal.SIGUSR1) == before
+
+
+class Insists(Callback):
+    """What SLURM does to a job that is being requeued."""
+
+    def on_exception(self, trainer, pl_module, exception):
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_a_requeued_run_says_so_before_it_is_ended(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setattr("callbacks.checkpoints.requeue", lambda: "SLURM starts job 7 again")
+    monkeypatch.setattr(Trainer, "save_checkpoint", lambda *_, **__: None)
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)}
+    trainer = Trainer(
+        accelerator="cpu", max_epochs=1, logger=False, default_root_dir=tmp_path, callbacks=[Checkpoints(), Insists()],
+        enable_progress_bar=False, enable_model_summary=False,
+    )  # fmt: skip
+    at_barriers = []
+    monkeypatch.setattr(trainer.strategy, "barrier", lambda *_: at_barriers.append(capsys.readouterr().err))
+    try:
+        with pytest.raises(Preempted) as stop:
+            trainer.fit(Ten(3), torch.utils.data.DataLoader(torch.ones(10, 1), batch_size=1))
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    said = "error: SLURM starts job 7 again; --ckpt_path auto goes on from the last checkpoint\n"
+    assert stop.value.exit_code == 128 + signal.SIGUSR1 and trainer.global_step == 4
+    assert sum(text.endswith(said) for text in at_barriers) == 1
 
 
 def test_wrong_arguments():
