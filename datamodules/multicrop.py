@@ -1,17 +1,26 @@
-"""DINO's multi-crop augmentation, uint8 to uint8, seeded by the sample and not by the worker."""
+"""DINO's multi-crop augmentation, uint8 to uint8, seeded by the sample and not by the worker.
 
-import os
+What is done to a view is drawn first (:class:`ViewParameters`), for all views of an image at once; then the image is
+decoded, no larger than they need it, and each view is cut, changed and written to where its batch wants it.
+"""
+
+import math
 import random
 from dataclasses import dataclass
+from itertools import permutations
+from typing import NamedTuple
 
+import cv2
 import numpy as np
 
-os.environ.setdefault("NO_ALBUMENTATIONS_UPDATE", "1")  # its import would ask the network for a newer version
-import albumentations as A
-import cv2
+from datamodules import pixel_ops
+from datamodules.pixel_ops import Box
 
-BICUBIC, BILINEAR = cv2.INTER_CUBIC, cv2.INTER_LINEAR
 RATIO = (3 / 4, 4 / 3)
+TRIES = 10
+"""At a crop that fits, as in torchvision; then the largest one in the middle is taken."""
+LEAST_SHRINKING = 2.0
+"""A JPEG is decoded at a smaller size only if every view still shrinks by this much after it."""
 
 
 @dataclass
@@ -66,64 +75,166 @@ class SampleSeed:
         self.python.seed(int(self.numpy.integers(2**63)))
 
 
-def random_resized_crop(size: int, scale: tuple[float, float], interpolation: int) -> A.BasicTransform:
-    """A crop of random area and ratio, resized; antialiased where it shrinks, which cv2's cubic is not."""
-    return A.RandomResizedCrop(
-        (size, size), scale=scale, ratio=RATIO, interpolation=interpolation, area_for_downscale="image"
-    )
+JITTER = (pixel_ops.brightness, pixel_ops.contrast, pixel_ops.saturation, pixel_ops.hue)
+_ORDERS = tuple(permutations(range(len(JITTER))))
+
+
+class ViewKind(NamedTuple):
+    """What views of one sort share."""
+
+    size: int
+    scale: tuple[float, float]
+    blur_prob: float
+    solarize_prob: float
+
+
+class ViewParameters(NamedTuple):
+    """What is done to one view, in this order."""
+
+    box: Box
+    jitter: tuple[tuple[int, float], ...]
+    """(which of JITTER, its factor) in order; empty for none."""
+    gray: bool
+    sigma: float | None
+    solarize: bool
+    flip: bool
+    """Commutes with all the others, so it comes with the last copy."""
+
+
+def random_box(width: int, height: int, scale: tuple[float, float], draws: list[float]) -> Box:
+    """A crop of random area and ratio, as torchvision's RandomResizedCrop draws it.
+
+    Args:
+        width, height: of the image.
+        scale: range of the crop's area over the image's, uniform; the logarithm of its ratio is uniform over RATIO.
+        draws: 2 + 2 TRIES numbers, uniform in [0, 1).
+    """
+    area, (low, high) = width * height, (math.log(RATIO[0]), math.log(RATIO[1]))
+    for attempt in range(TRIES):
+        wanted = area * (scale[0] + (scale[1] - scale[0]) * draws[2 + 2 * attempt])
+        ratio = math.exp(low + (high - low) * draws[3 + 2 * attempt])
+        w, h = round(math.sqrt(wanted * ratio)), round(math.sqrt(wanted / ratio))
+        if 0 < w <= width and 0 < h <= height:
+            return int(draws[0] * (width - w + 1)), int(draws[1] * (height - h + 1)), w, h
+    w = min(width, max(1, round(height * RATIO[1])))
+    h = min(height, max(1, round(width / RATIO[0])))
+    return (width - w) // 2, (height - h) // 2, w, h
 
 
 class MultiCrop:
-    """An image to its views: two global, then the local ones.
-
-    Call with (H, W, 3) uint8 and the sample's (seed, epoch, index); returns (3, size, size) uint8 arrays.
-    """
+    """An image to its views: two global, then the local ones."""
 
     def __init__(self, config: MultiCropConfig) -> None:
         self.config = config
-        self.seed = SampleSeed()
-        g, loc = (config.global_size, config.global_scale), (config.local_size, config.local_scale)
         first, second, local = config.blur_probs
-        self.views = [
-            self._view(*g, first, 0.0),
-            self._view(*g, second, config.solarize_prob),
-            *[self._view(*loc, local, 0.0)] * config.num_local,
+        g = (config.global_size, config.global_scale)
+        self.kinds = [
+            ViewKind(*g, first, 0.0),
+            ViewKind(*g, second, config.solarize_prob),
+            *[ViewKind(config.local_size, config.local_scale, local, 0.0)] * config.num_local,
         ]
-        for view in self.views:
-            view.set_random_state(self.seed.numpy, self.seed.python)
+        self._seed = SampleSeed()
+        strengths = config.jitter
+        self._low = [*(max(0.0, 1 - s) for s in strengths[:3]), -strengths[3]]
+        self._span = [*(1 + s - low for s, low in zip(strengths[:3], self._low, strict=False)), 2 * strengths[3]]
 
-    def _view(self, size: int, scale: tuple[float, float], blur_prob: float, solarize_prob: float) -> A.Compose:
+    def draw(self, width: int, height: int, seed: int, epoch: int, index: int) -> list[ViewParameters]:
+        """What is done to the views of a sample whose image is of this size."""
+        self._seed.set(seed, epoch, index)
+        draws = self._seed.numpy.random((len(self.kinds), 11 + 2 + 2 * TRIES)).tolist()
+        return [self._view(kind, width, height, row) for kind, row in zip(self.kinds, draws, strict=True)]
+
+    def _view(self, kind: ViewKind, width: int, height: int, draws: list[float]) -> ViewParameters:
         c = self.config
-        brightness, contrast, saturation, hue = c.jitter
-        return A.Compose(
-            [
-                random_resized_crop(size, scale, BICUBIC),
-                A.HorizontalFlip(p=c.flip_prob),
-                A.ColorJitter(brightness, contrast, saturation, hue, p=c.jitter_prob),
-                A.ToGray(p=c.gray_prob),
-                A.GaussianBlur(blur_limit=0, sigma_limit=c.blur_sigma, p=blur_prob),
-                A.Solarize(threshold_range=(128 / 255, 128 / 255), p=solarize_prob),
-            ]
+        jitters, order, factors = draws[0] < c.jitter_prob, _ORDERS[int(draws[1] * len(_ORDERS))], draws[2:6]
+        low, high = c.blur_sigma
+        return ViewParameters(
+            random_box(width, height, kind.scale, draws[11:]),
+            tuple((i, self._low[i] + self._span[i] * factors[i]) for i in order) if jitters else (),
+            draws[6] < c.gray_prob,
+            low + (high - low) * draws[8] if draws[7] < kind.blur_prob else None,
+            draws[9] < kind.solarize_prob,
+            draws[10] < c.flip_prob,
         )
 
+    def reduction(self, parameters: list[ViewParameters]) -> int:
+        """1, 2, 4 or 8: by how much the image may be smaller, so that every view still shrinks LEAST_SHRINKING times.
+
+        PIL has the same rule for its thumbnails; what it changes in a view is measured in the tests.
+        """
+        pairs = zip(self.kinds, parameters, strict=True)
+        least = min(min(p.box[2:]) / kind.size for kind, p in pairs) / LEAST_SHRINKING
+        return next((r for r in (8, 4, 2) if least >= r), 1)
+
+    def render(
+        self, pixels: np.ndarray, size: tuple[int, int], parameters: list[ViewParameters], out: list[np.ndarray]
+    ) -> None:
+        """Writes the views of an image.
+
+        Args:
+            pixels: (H, W, 3) uint8, possibly smaller than the image.
+            size: (width, height) of the image, which the parameters are about.
+            parameters: of each view.
+            out: for each view, a (3, size, size) uint8 array whose channels are contiguous.
+        """
+        shrunk = size[0] / pixels.shape[1], size[1] / pixels.shape[0]
+        for kind, p, planes in zip(self.kinds, parameters, out, strict=True):
+            box = p.box if shrunk == (1.0, 1.0) else _scaled(p.box, *shrunk)
+            write_planes(change(pixel_ops.resized_crop(pixels, box, kind.size), p), p.flip, planes)
+
     def __call__(self, image: np.ndarray, seed: int, epoch: int, index: int) -> list[np.ndarray]:
-        self.seed.set(seed, epoch, index)
-        return [to_chw(view(image=image)["image"]) for view in self.views]
+        """(H, W, 3) uint8 and the sample's (seed, epoch, index) to (3, size, size) uint8 arrays."""
+        size = image.shape[1], image.shape[0]
+        out = [np.empty((3, kind.size, kind.size), np.uint8) for kind in self.kinds]
+        self.render(image, size, self.draw(*size, seed, epoch, index), out)
+        return out
+
+
+def change(view: np.ndarray, p: ViewParameters) -> np.ndarray:
+    """The view's colours and sharpness; (H, W, 3), or (H, W) where it is grey."""
+    for which, factor in p.jitter:
+        view = JITTER[which](view, factor)
+    if p.gray:
+        view = pixel_ops.gray(view)
+    if p.sigma is not None:
+        view = pixel_ops.gaussian_blur(view, p.sigma)
+    return pixel_ops.solarize(view) if p.solarize else view
+
+
+def write_planes(view: np.ndarray, flip: bool, planes: np.ndarray) -> None:
+    """(H, W, 3) or (H, W) into (3, H, W)."""
+    if view.ndim == 2:
+        planes[:] = view[:, ::-1] if flip else view
+    else:
+        cv2.split(cv2.flip(view, 1) if flip else view, list(planes))
+
+
+def _scaled(box: Box, x: float, y: float) -> Box:
+    """The box over an image that is smaller by x and y."""
+    left, top = round(box[0] / x), round(box[1] / y)
+    return left, top, round((box[0] + box[2]) / x) - left, round((box[1] + box[3]) / y) - top
 
 
 class ProbeCrop:
-    """The linear probe's training view: RandomResizedCrop (bilinear) and flip; called as :class:`MultiCrop`."""
+    """The linear probe's training view: RandomResizedCrop (bilinear) and flip.
+
+    Call with (H, W, 3) uint8, the sample's (seed, epoch, index), and the (3, size, size) uint8 array to write to.
+    """
 
     def __init__(self, size: int, scale: tuple[float, float] = (0.08, 1.0)) -> None:
+        import os
+
+        os.environ.setdefault("NO_ALBUMENTATIONS_UPDATE", "1")  # its import would ask the network for a newer version
+        import albumentations as A
+
         self.seed = SampleSeed()
-        self.view = A.Compose([random_resized_crop(size, scale, BILINEAR), A.HorizontalFlip(p=0.5)])
+        # antialiased where it shrinks, which cv2's bilinear is not
+        crop = A.RandomResizedCrop(
+            (size, size), scale=scale, ratio=RATIO, interpolation=cv2.INTER_LINEAR, area_for_downscale="image"
+        )
+        self.view = A.Compose([crop, A.HorizontalFlip(p=0.5)])
         self.view.set_random_state(self.seed.numpy, self.seed.python)
 
-    def __call__(self, image: np.ndarray, seed: int, epoch: int, index: int) -> np.ndarray:
+    def __call__(self, image: np.ndarray, seed: int, epoch: int, index: int, out: np.ndarray) -> None:
         self.seed.set(seed, epoch, index)
-        return to_chw(self.view(image=image)["image"])
-
-
-def to_chw(image: np.ndarray) -> np.ndarray:
-    """(H, W, 3) to a contiguous (3, H, W)."""
-    return np.ascontiguousarray(image.transpose(2, 0, 1))
+        write_planes(self.view(image=image)["image"], False, out)

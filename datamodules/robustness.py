@@ -12,7 +12,7 @@ from datamodules.imagenet import IMAGENET_MEAN, IMAGENET_STD, ImageNetDataModule
 from datamodules.labels import subset_classes, validation_labels, validation_number
 from datamodules.samples import RawSample, ShardError, Source
 from datamodules.shards import ShardSet
-from datamodules.stream import EvalView, ShardDataset, ShardLoader
+from datamodules.stream import EvalView, ShardDataset, ShardLoader, Space
 
 
 @dataclass
@@ -47,8 +47,8 @@ class AnswersView(EvalView):
         self.labels = labels
         self.width = 1 if labels is None else max(1, max(map(len, labels), default=1))
 
-    def __call__(self, raw: RawSample, seed: int, epoch: int, index: int) -> dict[str, Any]:
-        sample = super().__call__(raw, seed, epoch, index)
+    def __call__(self, raw: RawSample, seed: int, epoch: int, index: int, space: Space, row: int) -> dict[str, Any]:
+        sample = super().__call__(raw, seed, epoch, index, space, row)
         right = [sample["label"]]
         if self.labels is not None:
             number = validation_number(f"{raw.key} {raw.fields.get('json', b'').decode(errors='replace')}")

@@ -4,6 +4,7 @@ Batches are dicts. Every batch has ``key`` and ``shard`` (lists of str, one for 
 str, what was left out and why).
 """
 
+import math
 import os
 import signal
 import threading
@@ -16,7 +17,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from datamodules.eval_transforms import EvalTransform, decode_image, decode_mask
+from datamodules.decoding import decode_image, decode_mask, open_image
+from datamodules.eval_transforms import EvalTransform
 from datamodules.multicrop import MultiCrop, MultiCropConfig, ProbeCrop
 from datamodules.samples import IMAGE_FIELDS, RawSample, SampleReader, ShardError, Source
 from datamodules.span_plan import EpochPlan, Part
@@ -27,46 +29,74 @@ AHEAD = 8
 """Batches of a worker between asking for a remote shard and reading it."""
 
 
+Space = dict[str, Tensor | list[Tensor]]
+"""Where a batch's images are written: (n, 3, H, W) uint8, or a list of these."""
+
+
 class View(Protocol):
     """What a batch shows of a sample."""
 
     fields: tuple[str, ...]
 
-    def __call__(self, raw: RawSample, seed: int, epoch: int, index: int) -> dict[str, Any]: ...
+    def space(self, n: int) -> Space:
+        """For the images of n samples."""
+        ...
+
+    def __call__(self, raw: RawSample, seed: int, epoch: int, index: int, space: Space, row: int) -> dict[str, Any]:
+        """Writes a sample's images into that row of the space; returns the rest."""
+        ...
 
     def empty(self) -> dict[str, Any]:
-        """A batch of no samples."""
+        """The rest of a batch of no samples."""
         ...
 
 
+def allocate(shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
+    """uint8 tensors in one piece of memory: a shared one inside a worker, so that handing them over copies nothing."""
+    sizes = [math.prod(shape) for shape in shapes]
+    if get_worker_info() is None or not sum(sizes):
+        memory = torch.empty(sum(sizes), dtype=torch.uint8)
+    else:
+        memory = torch.empty(0, dtype=torch.uint8).set_(torch.UntypedStorage._new_shared(sum(sizes)))
+    return [piece.view(shape) for piece, shape in zip(memory.split(sizes), shapes, strict=True)]
+
+
 class MultiCropView:
-    """``crops``: the views of DINO, (3, size, size) uint8 each; and ``label``."""
+    """``crops``: the views of DINO, (n, 3, size, size) uint8 each; and ``label``."""
 
     fields: tuple[str, ...] = (*IMAGE_FIELDS, "cls")
 
     def __init__(self, config: MultiCropConfig) -> None:
         self.crops = MultiCrop(config)
 
-    def __call__(self, raw: RawSample, seed: int, epoch: int, index: int) -> dict[str, Any]:
-        image = np.asarray(decode_image(raw))
-        label = raw.label() if "cls" in raw.fields else -1  # pretraining needs no classes
-        return {"crops": self.crops(image, seed, epoch, index), "label": label}
+    def space(self, n: int) -> Space:
+        return {"crops": allocate([(n, 3, kind.size, kind.size) for kind in self.crops.kinds])}
+
+    def __call__(self, raw: RawSample, seed: int, epoch: int, index: int, space: Space, row: int) -> dict[str, Any]:
+        image = open_image(raw)
+        parameters = self.crops.draw(*image.size, seed, epoch, index)
+        pixels = image.pixels(self.crops.reduction(parameters))
+        self.crops.render(pixels, image.size, parameters, [view[row].numpy() for view in space["crops"]])
+        return {"label": raw.label() if "cls" in raw.fields else -1}  # pretraining needs no classes
 
     def empty(self) -> dict[str, Any]:
         raise AssertionError("training batches are never empty")
 
 
 class ProbeView:
-    """``image`` under the probe's augmentation, and ``label``."""
+    """``image`` under the probe's augmentation, (n, 3, size, size) uint8, and ``label``."""
 
     fields: tuple[str, ...] = (*IMAGE_FIELDS, "cls")
 
     def __init__(self, size: int, scale: tuple[float, float]) -> None:
-        self.crop = ProbeCrop(size, scale)
+        self.size, self.crop = size, ProbeCrop(size, scale)
 
-    def __call__(self, raw: RawSample, seed: int, epoch: int, index: int) -> dict[str, Any]:
-        image = np.asarray(decode_image(raw))
-        return {"image": self.crop(image, seed, epoch, index), "label": raw.label()}
+    def space(self, n: int) -> Space:
+        return {"image": allocate([(n, 3, self.size, self.size)])[0]}
+
+    def __call__(self, raw: RawSample, seed: int, epoch: int, index: int, space: Space, row: int) -> dict[str, Any]:
+        self.crop(open_image(raw).pixels(), seed, epoch, index, space["image"][row].numpy())
+        return {"label": raw.label()}
 
     def empty(self) -> dict[str, Any]:
         raise AssertionError("training batches are never empty")
@@ -85,32 +115,30 @@ class EvalView:
     def __init__(self, transform: EvalTransform, masks_required: bool = False, labels_required: bool = True) -> None:
         self.transform, self.masks_required, self.labels_required = transform, masks_required, labels_required
 
-    def __call__(self, raw: RawSample, seed: int, epoch: int, index: int) -> dict[str, Any]:
+    def space(self, n: int) -> Space:
+        return {"image": allocate([(n, 3, self.transform.crop, self.transform.crop)])[0]}
+
+    def __call__(self, raw: RawSample, seed: int, epoch: int, index: int, space: Space, row: int) -> dict[str, Any]:
         image = decode_image(raw)
-        label = raw.label() if self.labels_required or "cls" in raw.fields else -1
-        sample: dict[str, Any] = {"image": self.transform.image(image), "label": label}
+        sample: dict[str, Any] = {"label": raw.label() if self.labels_required or "cls" in raw.fields else -1}
         if self.masks_required or "mask.png" in raw.fields:
             sample["mask"] = self.transform.mask(decode_mask(raw, image.size))
+        space["image"][row].numpy()[:] = self.transform.image(image)
         return sample
 
     def empty(self) -> dict[str, Any]:
         side = self.transform.crop
-        batch: dict[str, Any] = {
-            "image": torch.empty(0, 3, side, side, dtype=torch.uint8),
-            "label": torch.empty(0, dtype=torch.int64),
-        }
-        return batch | ({"mask": torch.empty(0, side, side, dtype=torch.int32)} if self.masks_required else {})
+        masks = {"mask": torch.empty(0, side, side, dtype=torch.int32)} if self.masks_required else {}
+        return {"label": torch.empty(0, dtype=torch.int64), **masks}
 
 
 def collate(samples: list[dict[str, Any]]) -> dict[str, Any]:
-    """Stacks what all samples have: arrays, integers, and lists of arrays view by view."""
+    """Stacks what all samples have: arrays and integers; the rest as lists."""
     batch: dict[str, Any] = {}
     for name, first in samples[0].items():
         if not all(name in s for s in samples):
             continue
-        if isinstance(first, list):
-            batch[name] = [torch.from_numpy(np.stack(view)) for view in zip(*(s[name] for s in samples), strict=True)]
-        elif isinstance(first, np.ndarray):
+        if isinstance(first, np.ndarray):
             batch[name] = torch.from_numpy(np.stack([s[name] for s in samples]))
         elif isinstance(first, int):
             batch[name] = torch.tensor([s[name] for s in samples])
@@ -183,12 +211,14 @@ class ShardDataset(IterableDataset):
             reader.close()
 
     def _batch(self, reader: SampleReader, indices: np.ndarray, epoch: int) -> dict[str, Any]:
+        space = self.view.space(len(indices))
         samples: list[dict[str, Any]] = []
         skipped: list[str] = []
         for index in indices.tolist():
             try:
                 raw = reader.read(index, self.view.fields)
-                samples.append({"key": raw.key, "shard": raw.shard} | self.view(raw, self.seed, epoch, index))
+                rest = self.view(raw, self.seed, epoch, index, space, len(samples))
+                samples.append({"key": raw.key, "shard": raw.shard} | rest)
             except ShardError as error:
                 if self.policy == "strict":
                     raise
@@ -196,7 +226,10 @@ class ShardDataset(IterableDataset):
         if not samples and len(indices) and not isinstance(self.view, EvalView):
             raise ShardError(f"all {len(indices)} samples of a batch are unreadable, the last: {skipped[-1]}")
         batch = collate(samples) if samples else {"key": [], "shard": []} | self.view.empty()
-        return batch | {"skipped": skipped}
+        images = {
+            k: [t[: len(samples)] for t in v] if isinstance(v, list) else v[: len(samples)] for k, v in space.items()
+        }
+        return batch | images | {"skipped": skipped}
 
 
 def _start_worker(worker: int) -> None:

@@ -8,7 +8,8 @@ import torch
 from PIL import Image
 from torchvision import transforms
 
-from datamodules.eval_transforms import EvalTransform, decode_image, decode_mask
+from datamodules.decoding import decode_image, decode_mask
+from datamodules.eval_transforms import EvalTransform
 from datamodules.samples import RawSample, ShardError
 from datamodules.stream import normalize
 

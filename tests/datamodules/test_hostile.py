@@ -73,7 +73,10 @@ class BytesRead:
     def total():
         return int(Path("/proc/self/io").read_text().split()[1])  # rchar
 
-    def __call__(self, raw, seed, epoch, index):
+    def space(self, n):
+        return {}
+
+    def __call__(self, raw, seed, epoch, index, space, row):
         return {"read": BytesRead.total() - BytesRead.start}
 
     def empty(self):

@@ -1,0 +1,106 @@
+"""Bytes to pixels.
+
+What comes out is ``PIL.Image.open(...).convert("RGB")``, as torchvision's ImageFolder has it, so evaluation sees the
+pixels that published models were scored on. That has two consequences. EXIF orientation is *not* applied: the
+reference pipelines ignore it too. And 16-bit grey images would come out white, since PIL clips them at 255; here they
+keep their high byte, as PIL does itself when it opens 16-bit RGB.
+"""
+
+import io
+
+import cv2
+import numpy as np
+from PIL import Image
+
+from datamodules.samples import RawSample, ShardError
+
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
+"""What an image may be, whatever its name says; PIL would hand others, such as EPS, to other programs."""
+_PLAIN = cv2.IMREAD_IGNORE_ORIENTATION
+_REDUCED = {2: cv2.IMREAD_REDUCED_COLOR_2, 4: cv2.IMREAD_REDUCED_COLOR_4, 8: cv2.IMREAD_REDUCED_COLOR_8}
+
+
+class EncodedImage:
+    """An image whose header has been read. ShardError, naming shard and key, where it cannot be.
+
+    Attributes:
+        size: (width, height) in pixels.
+    """
+
+    def __init__(self, data: bytes, what: str) -> None:
+        self._data, self._what = data, what
+        try:
+            self._image = Image.open(io.BytesIO(data), formats=FORMATS)
+        except Exception as error:  # PIL raises anything from SyntaxError to struct.error on damaged files
+            raise self._unreadable(error) from None
+        self.size = self._image.size
+
+    def _unreadable(self, error: Exception) -> ShardError:
+        return ShardError(
+            f"{self._what} cannot be read ({type(error).__name__}: {error}); "
+            "replace it, or set data.init_args.policy=skip"
+        )
+
+    def image(self) -> Image.Image:
+        """In the mode it is stored in."""
+        try:
+            self._image.load()
+        except Exception as error:
+            raise self._unreadable(error) from None
+        return self._image
+
+    def pixels(self, reduction: int = 1) -> np.ndarray:
+        """(H, W, 3) uint8, writable; a JPEG may come out smaller by 2, 4 or 8, which decodes faster.
+
+        JPEGs go through OpenCV, whose libjpeg-turbo gives PIL's values in less time. It would take a cut-off file for a
+        whole one, so those without an end, and all that is not plain grey or YCbCr, are left to PIL.
+        """
+        if (
+            self._image.format == "JPEG"
+            and self._image.mode in ("RGB", "L")
+            and self._data.rfind(b"\xff\xd9") > self._data.rfind(b"\xff\xda")  # end of image, start of scan
+        ):
+            data = np.frombuffer(self._data, np.uint8)
+            if reduction == 1:
+                pixels = cv2.imdecode(data, _PLAIN | cv2.IMREAD_COLOR_RGB)
+            elif (pixels := cv2.imdecode(data, _PLAIN | _REDUCED[reduction])) is not None:
+                pixels = cv2.cvtColor(pixels, cv2.COLOR_BGR2RGB)
+            if pixels is not None:
+                return pixels
+        return np.array(to_rgb(self.image()))
+
+
+def to_rgb(image: Image.Image) -> Image.Image:
+    """Any mode to 8-bit RGB."""
+    if image.mode.startswith("I;16") or image.mode == "I":
+        image = Image.fromarray((np.asarray(image).astype(np.uint32) >> 8).clip(0, 255).astype(np.uint8))
+    return image.convert("RGB")
+
+
+def open_image(raw: RawSample) -> EncodedImage:
+    """A sample's image before it is decoded."""
+    return EncodedImage(raw.image(), f"the image of {raw.name}")
+
+
+def decode_image(raw: RawSample) -> Image.Image:
+    """A sample's image in 8-bit RGB. ShardError, naming shard and key, where it cannot be read."""
+    return to_rgb(open_image(raw).image())
+
+
+def decode_mask(raw: RawSample, size: tuple[int, int]) -> Image.Image:
+    """A sample's segmentation ids as a mode "I" image: R + 256·G of RGB (ImageNet-S), else the pixel values.
+
+    ShardError where it is missing, unreadable, or not of ``size`` (width, height).
+    """
+    if "mask.png" not in raw.fields:
+        raise ShardError(f"{raw.name} has no .mask.png member; write shards from an ImageNet-S tree with masks")
+    mask = EncodedImage(raw.fields["mask.png"], f"the mask of {raw.name}").image()
+    if mask.size != size:
+        raise ShardError(
+            f"{raw.name}: the mask is {mask.size[0]} x {mask.size[1]}, the image {size[0]} x {size[1]}; "
+            "pair them by basename and write the shard again"
+        )
+    values = np.asarray(mask).astype(np.int32)
+    if values.ndim == 3:
+        values = values[..., 0] + 256 * values[..., 1]
+    return Image.fromarray(values)
