@@ -149,7 +149,7 @@ class CLI(LightningCLI):
         seed_everything(config["seed_everything"], workers=True, verbose=False)
 
 
-def _keep_freed_memory() -> None:
+def keep_freed_memory() -> None:
     """Lets glibc reuse large freed blocks instead of returning them to the system and faulting them in again.
 
     On the CPU every operation allocates its output, and the page faults cost a good part of a small step's time.
@@ -166,7 +166,7 @@ def _keep_freed_memory() -> None:
 def main(args: ArgsType = None) -> None:
     """Runs one command. Wrong input ends with exit code 1 or 2 and a last line that says what to change."""
     set_loader("yaml", _load_unique)
-    _keep_freed_memory()
+    keep_freed_memory()
     try:
         CLI(args)
     except Preempted as stop:  # callbacks.Checkpoints has said why

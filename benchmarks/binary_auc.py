@@ -1,7 +1,7 @@
 """Binary-AUC of ImageNet-S validation's size (12,419 images x 24 maps of 14 x 14) against a loop over sklearn's."""
 
 import torch
-from common import report, seconds
+from common import Line, compare, in_turns
 from sklearn.metrics import roc_auc_score
 
 from metrics import BinaryAUC
@@ -29,20 +29,12 @@ def main() -> None:
             total += sum(roc_auc_score(target, scores[i, k].flatten().numpy()) for k in range(MAPS))
         return total
 
-    mine, spread = seconds(ours, 3)
-    theirs, their_spread = seconds(loop, 3)
-    scale = IMAGES / LOOPED
     assert abs(loop() / (LOOPED * MAPS) - binary_mean(scores[:LOOPED], masks[:LOOPED])) < 1e-9
-    whole, their_spread = theirs * scale, their_spread * scale
-    rows = [
-        [f"metrics.BinaryAUC, batches of 256, {IMAGES:,} x {MAPS} maps", f"{mine:.1f} ± {spread:.1f}", "1"],
-        [
-            f"sklearn roc_auc_score in a loop ({LOOPED} images, scaled)",
-            f"{whole:.0f} ± {their_spread:.0f}",
-            f"{whole / mine:.0f}",
-        ],
-    ]
-    report("binary_auc", ["what", "seconds", "ratio"], rows)
+    times = in_turns({"ours": ours, "loop": loop}, 3)
+    whole = [t * IMAGES / LOOPED for t in times["loop"]]
+    peer = f"sklearn's roc_auc_score in a loop ({LOOPED} images, scaled)"
+    what = f"metrics.BinaryAUC, {IMAGES:,} images x {MAPS} maps, batches of 256"
+    compare("binary_auc", [Line(what, times["ours"], peer, whole)])
 
 
 def binary_mean(scores: torch.Tensor, masks: torch.Tensor) -> float:

@@ -25,6 +25,7 @@ from torch.utils.data import DataLoader
 from torchvision import transforms as T
 from torchvision.datasets import ImageFolder
 
+from cli import keep_freed_memory
 from datamodules.multicrop import RATIO, MultiCropConfig
 from datamodules.samples import RawSample
 from datamodules.shards import ShardSet
@@ -162,15 +163,17 @@ def loaders(files: list[bytes]) -> tuple[list[Line], str]:
         ours = ShardLoader(
             ShardDataset(shards, MultiCropView(MultiCropConfig()), plan, 0), lambda: next(epochs), WORKERS, False, 4
         )
+        memory = []
+        for _ in range(4):
+            assert sum(len(batch["crops"][0]) for batch in ours) == EPOCH
+            memory.append(resident())
         tree = ImageFolder(folder / "tree", Reference(floats=True))
         theirs = DataLoader(
             tree, BATCH, shuffle=True, num_workers=WORKERS, drop_last=True, persistent_workers=True, prefetch_factor=4
         )
-        memory: list[float] = []
 
         def ours_whole() -> None:
             assert sum(len(batch["crops"][0]) for batch in ours) == EPOCH
-            memory.append(resident())
 
         def theirs_whole() -> None:
             assert sum(len(views[0]) for views, _ in theirs) == EPOCH
@@ -208,6 +211,7 @@ def resident() -> float:
 
 
 def main() -> None:
+    keep_freed_memory()  # as every command of dinomamba does; it helps the peers alike
     torch.set_num_threads(1)
     cv2.setNumThreads(0)
     files = photographs()

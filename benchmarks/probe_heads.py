@@ -4,13 +4,15 @@ One training step of LinearProbe (forward, losses, backward, SGD) on the same 16
 alone is the sum over the heads, each with its own backbone pass, as the reference's script runs once for each setting.
 """
 
+from collections.abc import Callable
 from functools import partial
 from itertools import product
 
 import torch
-from common import report, seconds
+from common import Line, compare, in_turns
 
 from backbones import VisionMamba
+from cli import keep_freed_memory
 from lightning_modules import HeadSpec, LinearProbe
 
 SPECS = [
@@ -26,45 +28,26 @@ def step(probe: LinearProbe, optimizer: torch.optim.Optimizer, images: torch.Ten
     optimizer.step()
 
 
-def timed(
-    backbone: VisionMamba, specs: list[HeadSpec], images: torch.Tensor, labels: torch.Tensor, repeats: int
-) -> tuple[float, float, int]:
-    """Seconds, spread, and the images that went through the backbone in a step."""
+def training(backbone: VisionMamba, specs: list[HeadSpec], images: torch.Tensor, labels: torch.Tensor) -> Callable:
+    """One step of these heads."""
     probe = LinearProbe(backbone, specs).train()
     optimizer = torch.optim.SGD(probe.heads.parameters(), lr=0.1, momentum=0.9)
-    once = partial(step, probe, optimizer, images, labels)
-    once()
-    before = probe.images_encoded
-    once()
-    encoded = probe.images_encoded - before
-    return *seconds(once, repeats), encoded
+    return partial(step, probe, optimizer, images, labels)
 
 
 def main() -> None:
+    keep_freed_memory()
     torch.set_num_threads(2)
     torch.manual_seed(0)
     images, labels = torch.randn(BATCH, 3, 224, 224), torch.randint(1000, (BATCH,))
-    rows = []
-    for name, width in {"Vim-T": 256, "Vim-S": 512}.items():
-        backbone = VisionMamba(embed_dim=width)
-        together, spread, encoded = timed(backbone, SPECS, images, labels, 3)
-        # the heads differ in cost by the blocks they read only: one of each, times nine
-        alone = [timed(backbone, [HeadSpec(n)], images, labels, 3) for n in (1, 2, 4, 8)]
-        total = 9 * sum(t for t, _, _ in alone)
-        passes = 9 * sum(e for _, _, e in alone) / BATCH
-        rows.append(
-            [
-                name,
-                f"{together:.2f} ± {spread:.2f}",
-                f"{total:.1f} ± {9 * sum(s for _, s, _ in alone):.1f}",
-                f"{total / together:.1f}",
-                f"{encoded / BATCH:g} against {passes:g}",
-            ]
-        )
-    header = [
-        "backbone", f"{len(SPECS)} heads together, s a step", "each alone, sum, s", "ratio", "backbone passes an image",
-    ]  # fmt: skip
-    report("probe_heads", header, rows)
+    backbone = VisionMamba(embed_dim=256)
+    # the heads differ in cost by the blocks they read only: one of each, times nine
+    contenders = {"together": training(backbone, SPECS, images, labels)}
+    contenders |= {f"last {n}": training(backbone, [HeadSpec(n)], images, labels) for n in (1, 2, 4, 8)}
+    times = in_turns(contenders, 3)
+    alone = [9 * sum(parts) for parts in zip(*(t for who, t in times.items() if who != "together"), strict=True)]
+    what = f"Vim-T, a step of {len(SPECS)} probe heads, {BATCH} images"
+    compare("probe_heads", [Line(what, times["together"], "each head alone, as the reference trains them", alone)])
 
 
 if __name__ == "__main__":

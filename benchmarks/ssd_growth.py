@@ -1,11 +1,12 @@
 """Time and memory of ssd, forward and backward, from 1,024 to 16,384 tokens, in fresh processes."""
 
 import resource
+import statistics
 import subprocess
 import sys
 
 import torch
-from common import report, seconds
+from common import in_turns, report
 
 from backbones.ops import ssd
 
@@ -24,9 +25,9 @@ def one(length: int) -> None:
         ssd(*arguments, chunk_size=256).sum().backward()
 
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    median, spread = seconds(step, 3)
+    times = in_turns({"ssd": step}, 3)["ssd"]
     after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    print(median, spread, (after - before) / 1024)
+    print(statistics.median(times), max(times) - min(times), (after - before) / 1024)
 
 
 def main() -> None:

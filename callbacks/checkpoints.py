@@ -61,6 +61,8 @@ class Checkpoints(Checkpoint):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._signals.listen()  # instead of Lightning's handlers, which speak to other ranks from inside the signal
+        # nor does it have to ask all ranks about signals before each batch, for which a GPU would stand still
+        setattr(trainer.fit_loop.epoch_loop, "_broadcast_sigterm_tensor", lambda: None)  # noqa: B010
         self._written, self._saved_step, self._first = time.monotonic(), trainer.global_step, True
         if trainer.is_global_zero and trainer.global_step:
             start_history(trainer, trainer.global_step)

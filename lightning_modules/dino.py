@@ -9,15 +9,15 @@ from functools import cached_property
 from typing import Any
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 
 from backbones import Backbone
 from lightning_modules.dino_head import DINOHead
-from lightning_modules.dino_loss import DINOLoss, all_reduce
+from lightning_modules.dino_loss import DINOLoss, LossParts
 from lightning_modules.ema import ema_update
+from lightning_modules.finite import FiniteGuard
 from lightning_modules.hparams import record_hyperparameters
 from lightning_modules.parameter_groups import decayed_and_free
 from lightning_modules.schedules import cosine_schedule, linear_warmup
@@ -32,7 +32,7 @@ class MultiCropNetwork(nn.Module):
         self.backbone, self.head = backbone, head
 
     def forward(self, views: list[Tensor]) -> tuple[Tensor, Tensor]:
-        """V tensors (B, 3, H_v, W_v), equal sizes next to each other, to embeddings (V·B, D) and logits (V·B, K)."""
+        """V tensors (B, 3, H_v, W_v), equal sizes next to each other, to embeddings and bottlenecks, V·B of each."""
         groups: list[list[Tensor]] = []
         for view in views:
             if groups and groups[-1][0].shape[-2:] == view.shape[-2:]:
@@ -40,7 +40,7 @@ class MultiCropNetwork(nn.Module):
             else:
                 groups.append([view])
         embeddings = torch.cat([self.backbone(torch.cat(group)) for group in groups])
-        return embeddings, self.head(embeddings)
+        return embeddings, self.head.bottleneck(embeddings)
 
 
 class DINO(LightningModule):
@@ -71,7 +71,7 @@ class DINO(LightningModule):
 
     Raises:
         ValueError: for a teacher temperature that is not below the student's, or half-precision parameters.
-        FloatingPointError: at a non-finite loss, naming the step, before anything was updated by it.
+        FloatingPointError: after a non-finite loss, naming its step, before anything was updated by it.
     """
 
     headline_metric = "val/knn_top1"
@@ -123,6 +123,9 @@ class DINO(LightningModule):
         self.student.backbone.set_grad_checkpointing(grad_checkpointing)
         self.teacher = copy.deepcopy(self.student).requires_grad_(False).eval()
         self.loss = DINOLoss(out_dim, student_temp, center_momentum, centering)
+        self.finite = FiniteGuard()
+        self.check_every: int | None = None
+        """Steps between looks at the guard; None for those that are logged on CUDA, and for every step elsewhere."""
         self.knn = KNNAccuracy(k=knn_k)
 
     @property
@@ -194,32 +197,44 @@ class DINO(LightningModule):
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
         crops = batch["crops"]
         with torch.no_grad():
-            embeddings, teacher = self.teacher(crops[: self.hparams.num_global_crops])
-        _, student = self.student(crops)
-        parts = self.loss(student, teacher, len(crops), self.teacher_temp)
-        self._stop_if_not_finite(parts.loss)
+            embeddings, z = self.teacher(crops[: self.hparams.num_global_crops])
+            teacher = self.teacher.head.last_layer(z)
+        _, z = self.student(crops)
+        prototypes = self.student.head.last_layer.prototypes()
+        parts = self.loss.of_prototypes(z, prototypes, teacher, len(crops), self.teacher_temp)
+        self.finite.note(parts.loss, self.trainer.global_step)
+        if self._due(self._steps_between_checks):
+            self.finite.check()
+        if self._steps_between_checks > 1:  # as GradScaler tells fused optimisers to do nothing
+            self.trainer.optimizers[0].found_inf = self.finite.held.float()
         self.loss.observe(teacher)
+        if self._due(self.trainer.log_every_n_steps):  # each value is a transfer, and the device waits for some
+            self._log_step(parts, embeddings)
+        return parts.loss
+
+    @property
+    def _steps_between_checks(self) -> int:
+        return self.check_every or (self.trainer.log_every_n_steps or 1 if self.device.type == "cuda" else 1)
+
+    def _due(self, every: int) -> bool:
+        """Whether this step is one of every so many, as Lightning counts those that it logs."""
+        return (self.trainer.global_step + 1) % max(1, every) == 0
+
+    def _log_step(self, parts: LossParts, embeddings: Tensor) -> None:
         spread = F.normalize(embeddings.float(), dim=-1).std(0, correction=0).mean() * math.sqrt(embeddings.shape[-1])
         self.log("train/loss", parts.loss.detach(), prog_bar=True)
         self.log_dict(
-            {
-                "train/teacher_entropy": parts.teacher_entropy,
-                "train/kl": parts.kl,
-                "train/feature_std": spread,
-            }
+            {"train/teacher_entropy": parts.teacher_entropy, "train/kl": parts.kl, "train/feature_std": spread}
         )
         schedule = self.scheduled(self.trainer.global_step) | {"teacher_temp": self.teacher_temp}
         self.log_dict({f"schedule/{k}": v for k, v in schedule.items()})
-        return parts.loss
 
-    def _stop_if_not_finite(self, loss: Tensor) -> None:
-        """All ranks stop together, before backward: neither centre, weights, teacher nor checkpoint saw this loss."""
-        finite = all_reduce(torch.isfinite(loss.detach()).float(), dist.ReduceOp.MIN)
-        if not finite.item():
-            raise FloatingPointError(
-                f"the loss is {loss.item()} at step {self.trainer.global_step} (epoch {self.trainer.current_epoch}); "
-                "the last checkpoint is untouched: resume it with a lower model.lr or model.clip_grad"
-            )
+    def on_train_epoch_end(self) -> None:
+        self.finite.check()
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """No checkpoint is written after a step that is about to stop the run."""
+        self.finite.check()
 
     def configure_gradient_clipping(
         self,
@@ -232,8 +247,11 @@ class DINO(LightningModule):
             raise ValueError("DINO clips each parameter by itself: set model.clip_grad, not trainer.gradient_clip_val")
         gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
         if self.hparams.clip_grad:
-            norms = torch._foreach_norm(gradients)
-            scales = [(self.hparams.clip_grad / (norm + 1e-6)).clamp(max=1.0) for norm in norms]
+            scales = torch._foreach_norm(gradients)
+            torch._foreach_add_(scales, 1e-6)
+            torch._foreach_reciprocal_(scales)
+            torch._foreach_mul_(scales, self.hparams.clip_grad)
+            torch._foreach_clamp_max_(scales, 1.0)
             torch._foreach_mul_(gradients, scales)
         if self._epoch < self.hparams.freeze_last_layer_epochs:
             for parameter in self.student.head.last_layer.parameters():
@@ -245,9 +263,10 @@ class DINO(LightningModule):
             group["lr"] = values["lr"]
             if i == 0:
                 group["weight_decay"] = values["weight_decay"]
+        held = self.finite.held if self._steps_between_checks > 1 else None  # else no such loss comes this far
         super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
-        self.loss.update_center()
-        ema_update(self.teacher, self.student, values["momentum"])
+        self.loss.update_center(held)
+        ema_update(self.teacher, self.student, values["momentum"], held)
 
     # ---- validation ---------------------------------------------------------------------------------------
 

@@ -14,8 +14,12 @@ class WeightNormLinear(nn.Module):
         self.weight_g = nn.Parameter(torch.ones(out_dim, 1), requires_grad=train_norm)
         self.weight_v = nn.Parameter(trunc_normal_(torch.empty(out_dim, in_dim), std=0.02))
 
+    def prototypes(self) -> Tensor:
+        """The weight (out_dim, in_dim)."""
+        return self.weight_g * self.weight_v / self.weight_v.norm(dim=1, keepdim=True)
+
     def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight_g * self.weight_v / self.weight_v.norm(dim=1, keepdim=True))
+        return F.linear(x, self.prototypes())
 
 
 class DINOHead(nn.Module):
@@ -51,6 +55,10 @@ class DINOHead(nn.Module):
                 nn.init.zeros_(module.bias)
         self.last_layer = WeightNormLinear(bottleneck_dim, out_dim, train_norm=not norm_last_layer)
 
+    def bottleneck(self, x: Tensor) -> Tensor:
+        """(B, in_dim) to unit vectors (B, bottleneck_dim), whose products with the prototypes are the logits."""
+        return F.normalize(self.mlp(x), dim=-1)
+
     def forward(self, x: Tensor) -> Tensor:
         """(B, in_dim) to (B, out_dim) logits."""
-        return self.last_layer(F.normalize(self.mlp(x), dim=-1))
+        return self.last_layer(self.bottleneck(x))

@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 CENTERINGS = ("mean", "sinkhorn")
@@ -50,11 +49,64 @@ class LossParts(NamedTuple):
     """Mean KL(teacher ‖ student), the loss less the entropy."""
 
 
+def _wide(t: Tensor) -> Tensor:
+    return t.float() if t.dtype in (torch.float16, torch.bfloat16) else t
+
+
+class _PrototypeCrossEntropy(torch.autograd.Function):
+    """The cross-entropies of all pairs of different views, the student's logits made and used up view by view.
+
+    With logits s_v = z_v Wᵀ / τ, their log-sum-exp and T = Σ_g t_g, the loss is
+
+        Σ_v [ n_v lse(s_v) - q_v · s_v ] / (pairs · B),      q_v = T - t_v and n_v = G - 1 for v < G, else T and G,
+
+    since each t_g sums to 1; so its gradient by s_v is n_v softmax(s_v) - q_v over the same divisor. It is formed at
+    once and multiplied into the gradients of z and W, so that nothing of size V·B·K is ever there, or made twice.
+    """
+
+    @staticmethod
+    def forward(ctx, z: Tensor, weight: Tensor, targets: Tensor, student_temp: float) -> Tensor:  # type: ignore[override]
+        """z (V, B, d), weight (K, d), targets (G, B, K)."""
+        views, batch, _ = z.shape
+        global_views = len(targets)
+        divisor = global_views * (views - 1) * batch
+        autocast = torch.is_autocast_enabled(z.device.type)
+        low = torch.get_autocast_dtype(z.device.type) if autocast else z.dtype
+        with torch.autocast(z.device.type, enabled=False):
+            total = targets.sum(0)
+            w = weight.to(low)
+            # gradients of a loss that is not scaled yet underflow in float16
+            back = torch.float32 if low == torch.float16 else low
+            wanted = any(ctx.needs_input_grad[:2])
+            dz, dw = (torch.empty_like(z), torch.zeros_like(weight)) if wanted else (None, None)
+            loss = targets.new_zeros(())
+            for v in range(views):
+                s = _wide(z[v].to(low) @ w.T).div_(student_temp)
+                q, n = (total - targets[v], global_views - 1) if v < global_views else (total, global_views)
+                lse = s.logsumexp(-1, keepdim=True)
+                loss += n * lse.sum() - torch.linalg.vecdot(q, s).sum()
+                if wanted:
+                    ds = s.sub_(lse).exp_().mul_(n).sub_(q).div_(divisor * student_temp).to(back)
+                    dz[v] = ds @ weight.to(back)
+                    if back == dw.dtype:
+                        dw.addmm_(ds.T, z[v].to(back))
+                    else:
+                        dw += ds.T @ z[v].to(back)
+        ctx.save_for_backward(dz, dw)
+        return loss / divisor
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, upstream: Tensor):  # type: ignore[override]
+        dz, dw = ctx.saved_tensors
+        return dz * upstream, dw * upstream, None, None
+
+
 class DINOLoss(nn.Module):
     """Caron et al. 2021, eq. 2, 3 and the centring of sec. 3.1.
 
-    ``forward`` only reads the centre. Teacher outputs are gathered by ``observe`` in each micro-batch and enter the
-    centre in ``update_center``, once per optimiser step, over all devices.
+    ``forward`` and ``of_prototypes`` only read the centre. Teacher outputs are gathered by ``observe`` in each
+    micro-batch and enter the centre in ``update_center``, once per optimiser step, over all devices.
 
     With ``centering="sinkhorn"`` the teacher's outputs are balanced within each micro-batch by
     :func:`sinkhorn_knopp`, over all devices, in place of the running centre (DINOv2).
@@ -82,24 +134,43 @@ class DINOLoss(nn.Module):
         self._sum: Tensor | None = None
         self._count = 0
 
+    @torch.no_grad()
+    def targets(self, teacher: Tensor, teacher_temp: float) -> tuple[Tensor, Tensor]:
+        """Teacher logits (G·B, K) to distributions (G·B, K), in float32 at least, and their mean entropy."""
+        teacher = _wide(teacher)
+        if self.centering == "sinkhorn":
+            logits = sinkhorn_knopp(teacher / teacher_temp)
+        else:
+            logits = (teacher - self.center).div_(teacher_temp)
+        target = logits.softmax(-1)
+        return target, (logits.logsumexp(-1) - torch.linalg.vecdot(target, logits)).mean()
+
     def forward(self, student: Tensor, teacher: Tensor, views: int, teacher_temp: float) -> LossParts:
         """Student logits (V·B, K) and teacher logits (G·B, K), view by view. Computed in float32 at least."""
-        student, teacher = (t.float() if t.dtype in (torch.float16, torch.bfloat16) else t for t in (student, teacher))
-        batch = student.shape[0] // views
-        log_student = F.log_softmax(student / self.student_temp, -1).view(views, batch, -1)
-        if self.centering == "sinkhorn":
-            log_target = sinkhorn_knopp(teacher.detach() / teacher_temp)
-        else:
-            log_target = ((teacher.detach() - self.center) / teacher_temp).log_softmax(-1)
-        log_target = log_target.view(-1, batch, teacher.shape[-1])
-        target = log_target.exp()
-        global_views = target.shape[0]
+        log_student = (_wide(student) / self.student_temp).log_softmax(-1).unflatten(0, (views, -1))
+        target, entropy = self.targets(teacher, teacher_temp)
+        target = target.view(-1, *log_student.shape[1:])
+        global_views = len(target)
         # sum over pairs v != g of -target_g · log_student_v = all pairs less the diagonal
         everyone = (target.sum(0) * log_student.sum(0)).sum(-1)
         same = (target * log_student[:global_views]).sum((0, -1))
-        pairs = global_views * (views - 1)
-        loss = (same - everyone).mean() / pairs
-        entropy = -(target * log_target).sum(-1).mean()
+        loss = (same - everyone).mean() / (global_views * (views - 1))
+        return LossParts(loss, entropy, loss.detach() - entropy)
+
+    def of_prototypes(self, z: Tensor, weight: Tensor, teacher: Tensor, views: int, teacher_temp: float) -> LossParts:
+        """``forward`` for the student logits z @ weightᵀ, of which one view's are held at a time.
+
+        Args:
+            z: (V·B, d) the student's bottleneck, view by view.
+            weight: (K, d) the prototypes.
+            teacher: (G·B, K) logits.
+            views: V.
+            teacher_temp: the teacher's temperature.
+        """
+        target, entropy = self.targets(teacher, teacher_temp)
+        z = z.unflatten(0, (views, -1))
+        target = target.view(-1, z.shape[1], target.shape[-1])
+        loss = _PrototypeCrossEntropy.apply(z, weight, target, self.student_temp)
         return LossParts(loss, entropy, loss.detach() - entropy)
 
     @torch.no_grad()
@@ -112,11 +183,16 @@ class DINOLoss(nn.Module):
         self._count += teacher.shape[0]
 
     @torch.no_grad()
-    def update_center(self) -> None:
-        """centre <- m · centre + (1 - m) · mean of all teacher logits observed since the last update."""
+    def update_center(self, held: Tensor | None = None) -> None:
+        """centre <- m · centre + (1 - m) · mean of all teacher logits observed since the last update.
+
+        Args:
+            held: a boolean scalar on the device; where it is true the centre stays as it is.
+        """
         if self._sum is None:
             return
         packed = all_reduce(torch.cat([self._sum.flatten(), self._sum.new_tensor([self._count])]))
         mean = packed[:-1] / packed[-1]
-        self.center.mul_(self.center_momentum).add_(mean, alpha=1 - self.center_momentum)
+        moved = (self.center * self.center_momentum).add_(mean, alpha=1 - self.center_momentum)
+        self.center.copy_(moved if held is None else torch.where(held, self.center, moved))
         self._sum, self._count = None, 0

@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from lightning.pytorch import Callback, Trainer, seed_everything
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from backbones import VisionMamba, VisionTransformer
 from callbacks import CollapseMonitor
@@ -100,6 +101,58 @@ def test_loss_is_its_definition(views):
     t = ((teacher - loss.center) / 0.05).softmax(-1)
     torch.testing.assert_close(parts.teacher_entropy, -(t * t.log()).sum(-1).mean())
     assert parts.kl >= 0
+
+
+@pytest.mark.parametrize(("views", "global_views", "batch"), [(2, 2, 1), (3, 2, 5), (10, 2, 3), (5, 1, 4)])
+@pytest.mark.parametrize("centering", ["mean", "sinkhorn"])
+def test_loss_view_by_view_is_the_loss(views, global_views, batch, centering):
+    """Value, entropy and both gradients, scaled by what comes from above, against the logits all at once."""
+    torch.manual_seed(0)
+    z = F.normalize(torch.randn(views * batch, 6, dtype=torch.float64), dim=-1).requires_grad_()
+    weight = torch.randn(11, 6, dtype=torch.float64, requires_grad=True)
+    teacher = torch.randn(global_views * batch, 11, dtype=torch.float64)
+    loss = DINOLoss(11, centering=centering).double()
+    loss.center.normal_()
+    at_once = loss(z @ weight.T, teacher, views, 0.05)
+    by_view = loss.of_prototypes(z, weight, teacher, views, 0.05)
+    for ours, reference in zip(by_view, at_once, strict=True):
+        torch.testing.assert_close(ours, reference, atol=1e-13, rtol=0)
+    expected = torch.autograd.grad(3 * at_once.loss, (z, weight))
+    for ours, reference in zip(torch.autograd.grad(3 * by_view.loss, (z, weight)), expected, strict=True):
+        torch.testing.assert_close(ours, reference, atol=1e-13, rtol=1e-11)
+
+
+@pytest.mark.parametrize(("low", "tolerance"), [(torch.bfloat16, 2e-2), (torch.float16, 3e-3)])
+def test_loss_view_by_view_under_autocast(low, tolerance):
+    torch.manual_seed(0)
+    z = F.normalize(torch.randn(4 * 8, 32), dim=-1).requires_grad_()
+    weight = F.normalize(torch.randn(3000, 32), dim=-1).requires_grad_()
+    teacher, loss = torch.randn(16, 3000), DINOLoss(3000)
+    exact = loss.of_prototypes(z, weight, teacher, 4, 0.07).loss
+    expected = torch.autograd.grad(exact, (z, weight))
+    with torch.autocast("cpu", low):
+        ours = loss.of_prototypes(z, weight, teacher, 4, 0.07).loss
+    assert ours.dtype == torch.float32
+    torch.testing.assert_close(ours, exact, atol=0, rtol=1e-3)
+    for got, wanted in zip(torch.autograd.grad(ours, (z, weight)), expected, strict=True):
+        assert got.dtype == torch.float32 and (got - wanted).norm() < tolerance * wanted.norm()
+
+
+def test_loss_never_holds_all_logits():
+    """The memory of one view's logits a few times over, not of all ten views'."""
+    k, batch = 20_000, 16
+    z = F.normalize(torch.randn(10 * batch, 8), dim=-1).requires_grad_()
+    weight, teacher, loss = torch.randn(k, 8, requires_grad=True), torch.randn(2 * batch, k), DINOLoss(k)
+    for function, all_views in ((loss.of_prototypes, False), (lambda z, w, *rest: loss(z @ w.T, *rest), True)):
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+            function(z, weight, teacher, 10, 0.05).loss.backward()
+        held = most = 0
+        for event in profile.profiler.kineto_results.events():
+            if event.name() == "[memory]":
+                held += event.nbytes()
+                most = max(most, held)
+        views = most / (4 * batch * k)  # in logits of one view
+        assert (views > 20) == all_views and (views < 12) == (not all_views), views
 
 
 def sinkhorn_by_definition(logits, iterations=3):
@@ -276,19 +329,84 @@ def test_precisions(precision):
             assert not torch.equal(value, before[name]), name
 
 
-def test_non_finite_loss_stops_before_anything_moves():
+@pytest.mark.parametrize(("every", "asked"), [(None, 2), (1, 2), (4, 3), (50, 5)])
+def test_non_finite_loss_stops_before_anything_moves(every, asked):
+    """Looked at in each step, every four, or at the end of the epoch: nothing of the bad step is left."""
     data = batches(5)
     data[2]["crops"][0][0, 0, 0, 0] = torch.nan
-    module, kept = tiny(), {}
+    module, kept, seen = tiny(), {}, []
+    module.check_every = every
 
     class Watch(Callback):
         def on_train_batch_start(self, trainer, m, batch, batch_idx):
-            kept.update({k: v.clone() for k, v in m.state_dict().items()})
+            seen.append(batch_idx)
+            if batch_idx == 2:
+                kept.update({k: v.clone() for k, v in m.state_dict().items()})
+                kept["optimizer"] = copy.deepcopy(trainer.optimizers[0].state_dict()["state"])
 
-    with pytest.raises(FloatingPointError, match=r"the loss is nan at step 2 \(epoch 0\)"):
-        fit(module, data, callbacks=[Watch()])
+    trainer = Trainer(max_epochs=2, callbacks=[Watch()], **QUIET)
+    with pytest.raises(FloatingPointError, match=r"the loss is nan at step 2; nothing was updated by it"):
+        trainer.fit(module, torch.utils.data.DataLoader(data, batch_size=None))
+    assert seen == list(range(min(asked + 1, 5)))
+    optimizer = kept.pop("optimizer")
     for name, value in module.state_dict().items():
         assert torch.equal(value, kept[name]), name
+    for number, state in trainer.optimizers[0].state_dict()["state"].items():
+        assert all(torch.equal(value, optimizer[number][name]) for name, value in state.items())
+
+
+def test_no_checkpoint_after_a_non_finite_loss(tmp_path):
+    data = batches(5)
+    data[2]["crops"][0][0, 0, 0, 0] = torch.inf
+    module = tiny()
+    module.check_every = 50
+
+    class Save(Callback):
+        def on_train_batch_end(self, trainer, m, outputs, batch, batch_idx):
+            trainer.save_checkpoint(tmp_path / f"{batch_idx}.ckpt")
+
+    with pytest.raises(FloatingPointError, match=r"step 2"):
+        fit(module, data, callbacks=[Save()])
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["0.ckpt", "1.ckpt"]
+    assert not any("finite" in name for name in torch.load(tmp_path / "1.ckpt")["state_dict"])
+
+
+def test_the_guard_changes_nothing_else():
+    """The same weights, teacher and centre whether the loss is looked at in each step or not."""
+    seldom, always = tiny().double(), tiny().double()
+    seldom.check_every = 50
+    for module in (seldom, always):
+        fit(module, batches(4, dtype=torch.float64), precision="64-true")
+    for (name, a), b in zip(seldom.state_dict().items(), always.state_dict().values(), strict=True):
+        torch.testing.assert_close(a, b, atol=1e-14, rtol=1e-12, msg=name)
+
+
+class Reads(TorchDispatchMode):
+    """Counts how often a value is asked for, which on a GPU waits for all that was started."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += func is torch.ops.aten._local_scalar_dense.default
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("log_every", [1, 50])
+def test_a_step_waits_for_no_value(log_every):
+    module, counts = tiny(), []
+    module.check_every = 50
+
+    class Watch(Callback):
+        def on_train_batch_start(self, trainer, m, batch, batch_idx):
+            self.reads = Reads()
+            self.reads.__enter__()
+
+        def on_train_batch_end(self, trainer, m, outputs, batch, batch_idx):
+            self.reads.__exit__(None, None, None)
+            counts.append(self.reads.count)
+
+    fit(module, batches(4), callbacks=[Watch()], log_every_n_steps=log_every)
+    assert len(counts) == 4 and not any(counts)
 
 
 def test_collapse_is_warned_of_once(caplog):
