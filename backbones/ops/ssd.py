@@ -9,6 +9,7 @@ All paths compute, per head, with state S of shape (p, n) and decay a_t = exp(dt
 which is Y = MX with M_ij = C_i·B_j exp(sum_{j<k<=i} dt_k A) dt_j for j <= i (Dao & Gu 2024, eq. 6 and sec. 6).
 """
 
+import math
 import warnings
 from collections.abc import Callable
 from functools import cache
@@ -69,16 +70,6 @@ def ssd_recurrent(
     return y.to(x.dtype)
 
 
-def _decay(cum: Tensor) -> Tensor:
-    """(..., q) cumulative log-decay to (..., q, q): exp(cum_i - cum_j) for j <= i, else 0.
-
-    The exponent is masked before exp, so that no overflow above the diagonal turns into NaN gradients.
-    """
-    q = cum.shape[-1]
-    above = torch.ones(q, q, dtype=torch.bool, device=cum.device).triu(1)
-    return (cum[..., :, None] - cum[..., None, :]).masked_fill(above, float("-inf")).exp()
-
-
 def ssd_decay(dt: Tensor, A: Tensor, rows: Tensor | None = None) -> Tensor:
     """The decay mask exp(sum_{j<k<=i} dt_k A) for j <= i, else 0; (b, h, l, l), or (b, h, r, l) for ``rows`` (r)."""
     cum = torch.cumsum(_at_least_float32(dt) * A, 1).transpose(1, 2)  # b h l
@@ -95,58 +86,107 @@ def ssd_matrix(dt: Tensor, A: Tensor, B: Tensor, C: Tensor, rows: Tensor | None 
     return scores * ssd_decay(dt, A, rows) * dt.transpose(1, 2)[:, :, None, :]
 
 
-class _MaskedProduct(torch.autograd.Function):
-    """y = MX + DX with M_ij = scores_ij exp(cum_i - cum_j) dt_j for j <= i, in few passes over memory.
+def _least(dtype: torch.dtype) -> float:
+    """The exponent below which a decay no longer shrinks: exp of it is 5e-23 in float32 and counts for nothing.
 
-    With G = dM * M, the gradients of cum and dt need no further (l, l) matrix: the row sums of G are dy_i · (MX)_i,
-    its column sums x_j · (M^T dy)_j.
+    Without it strong decays reach numbers below the smallest normal one, which CPUs multiply many times slower.
+    """
+    return 0.59 * math.log(torch.finfo(dtype).tiny)
+
+
+def _decay_rows(cum: Tensor, i: int, j: int) -> Tensor:
+    """Rows i to j of the decay mask, up to column j; (b, h, j - i, j) from (b, h, l)."""
+    decay = (cum[:, :, i:j, None] - cum[:, :, None, :j]).clamp_(min=_least(cum.dtype)).exp_()
+    decay[..., i:].tril_()  # above the diagonal exp may overflow; no gradient flows through it
+    return decay
+
+
+def _row_blocks(length: int, rows: int) -> list[tuple[int, int]]:
+    return [(i, min(i + rows, length)) for i in range(0, length, rows)]
+
+
+class _MaskedProduct(torch.autograd.Function):
+    """y = MX' + DX with X' = dt X and M_ij = C_i·B_j exp(cum_i - cum_j) for j <= i, in few passes over memory.
+
+    M is made in blocks of rows, each up to the diagonal only. If there are several, no block is kept: the backward
+    pass makes them again, which takes the time that reading them would and none of their memory.
+
+    The gradient of cum is the row sums of G = dM * M less its column sums: dy_i · (MX')_i and x'_j · (M^T dy)_j,
+    without a further (l, l) matrix. In half precision G itself is summed: where the diagonal prevails, rounded ones
+    would not cancel.
     """
 
     @staticmethod
     def forward(  # type: ignore[override]
-        ctx, scores: Tensor, cum: Tensor, dt: Tensor, D: Tensor | None, x: Tensor
+        ctx, x: Tensor, dt: Tensor, cum: Tensor, B: Tensor, C: Tensor, D: Tensor | None, rows: int
     ) -> Tensor:
-        """scores (b, g, l, l), cum and dt (b, h, l), D (h), x (b, h, l, p) to (b, h, l, p)."""
-        b, h, length = cum.shape
-        g = scores.shape[1]
-        dt = dt.clamp(min=torch.finfo(dt.dtype).tiny)  # the backward pass divides by it
-        # above the diagonal exp may overflow; tril_ overwrites it, and no gradient flows through it
-        decay = (cum[..., :, None] - cum[..., None, :]).exp_().tril_().mul_(dt[..., None, :])
-        M = (decay.view(b, g, h // g, length, length) * scores.unsqueeze(2)).view_as(decay).to(x.dtype)
-        y = M @ x
-        ctx.save_for_backward(decay, M, x, y, dt, D)
-        ctx.groups = g
+        """x (b, h, l, p), dt and cum (b, h, l), B and C (b, g, l, n), D (h) to (b, h, l, p)."""
+        length = x.shape[2]
+        xdt, y = (x * dt[..., None]).to(x.dtype), torch.empty_like(x)
+        kept: tuple[Tensor, ...] = ()
+        for i, j in _row_blocks(length, rows):
+            scores = (C[:, :, i:j] @ B[:, :, :j].transpose(-1, -2)).unsqueeze(2)
+            decay = _decay_rows(cum, i, j).unflatten(1, (B.shape[1], -1))
+            M = (decay * scores if length <= rows else decay.mul_(scores)).flatten(1, 2).to(x.dtype)
+            y[:, :, i:j] = M @ xdt[:, :, :j]
+            kept = (decay, M) if length <= rows else ()
+        ctx.save_for_backward(x, dt, cum, B, C, D, xdt, y, *kept)
+        ctx.rows = rows
         return y if D is None else torch.addcmul(y, x, D[:, None, None].to(x.dtype))
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, dy: Tensor):  # type: ignore[override]
-        decay, M, x, y, dt, D = ctx.saved_tensors
-        b, h, length, _ = dy.shape
-        g = ctx.groups
+        x, dt, cum, B, C, D, xdt, y, *kept = ctx.saved_tensors
         dy = dy.contiguous()
-        dx = M.transpose(-1, -2) @ dy
-        columns = (x * dx).sum(-1, dtype=dt.dtype)
-        dcum = (dy * y).sum(-1, dtype=dt.dtype) - columns
-        dM = dy @ x.transpose(-1, -2)
-        dD = None
+        low = x.dtype != cum.dtype
+        dC, dcum, dB, dxdt = torch.empty_like(C), torch.zeros_like(cum), None, None
+        for i, j in reversed(_row_blocks(x.shape[2], ctx.rows)):  # the last one reaches all columns
+            Ci, Bj, dyi = C[:, :, i:j], B[:, :, :j], dy[:, :, i:j]
+            scores = (Ci @ Bj.transpose(-1, -2)).unsqueeze(2) if low or not kept else None
+            if kept:
+                decay, M = kept
+            else:
+                decay = _decay_rows(cum, i, j).unflatten(1, (B.shape[1], -1))
+                M = (decay * scores).flatten(1, 2).to(x.dtype)
+            dM = (dyi @ xdt[:, :, :j].transpose(-1, -2)).view_as(decay)
+            if low:
+                by_decay = dM * decay
+                G = (by_decay * scores).flatten(1, 2)
+                dcum[:, :, i:j] += G.sum(-1)
+                dcum[:, :, :j] -= G.sum(-2)
+                dscores = by_decay.sum(2).to(C.dtype)
+            else:
+                dscores = dM[:, :, 0] * decay[:, :, 0]
+                for k in range(1, decay.shape[2]):
+                    dscores.addcmul_(dM[:, :, k], decay[:, :, k])
+            dC[:, :, i:j] = dscores @ Bj
+            if dxdt is None or dB is None:
+                dxdt, dB = M.transpose(-1, -2) @ dyi, dscores.transpose(-1, -2) @ Ci
+            else:
+                dxdt[:, :, :j] += M.transpose(-1, -2) @ dyi
+                dB[:, :, :j] += dscores.transpose(-1, -2) @ Ci
+        assert dxdt is not None
+        if not low:
+            dcum = (dy * y).sum(-1) - (xdt * dxdt).sum(-1)
+        ddt = (x * dxdt).sum(-1, dtype=dt.dtype)
+        dx, dD = (dxdt * dt[..., None]).to(x.dtype), None
         if D is not None:
-            dD = dM.diagonal(dim1=-2, dim2=-1).sum((0, 2), dtype=D.dtype)
+            dD = (dy * x).sum((0, 2, 3), dtype=D.dtype)
             dx.addcmul_(dy, D[:, None, None].to(x.dtype))
-        dM = dM.view(b, g, h // g, length, length)
-        decay = decay.view_as(dM)
-        dscores = dM[:, :, 0] * decay[:, :, 0]
-        for i in range(1, h // g):
-            dscores.addcmul_(dM[:, :, i].to(decay.dtype), decay[:, :, i])
-        return dscores, dcum, columns / dt, dD, dx
+        return dx, ddt, dcum, dB, dC, dD, None
+
+
+ROWS = 64
+"""Of M in a block on the CPU; elsewhere all."""
 
 
 def _quadratic(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None) -> Tensor:
     """The whole sequence as one chunk: M is built and multiplied; O(l^2)."""
-    cum = torch.cumsum(dt * A, 1).transpose(1, 2).contiguous()  # b h l
-    scores = C.transpose(1, 2) @ B.permute(0, 2, 3, 1)  # b g l l
-    heads_first = (dt.transpose(1, 2).contiguous(), D, x.transpose(1, 2).contiguous())  # so that each is dense
-    return _MaskedProduct.apply(scores, cum, *heads_first).transpose(1, 2)
+    cum = torch.cumsum(dt * A, 1)
+    x, dt, cum, B, C = (t.transpose(1, 2).contiguous() for t in (x, dt, cum, B, C))  # so that each head is dense
+    rows = ROWS if x.device.type == "cpu" else x.shape[2]
+    return _MaskedProduct.apply(x, dt, cum, B, C, D, rows).transpose(1, 2)
 
 
 def _chunked(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None, q: int) -> Tensor:
@@ -158,30 +198,25 @@ def _chunked(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor |
         x, B, C = (F.pad(t, (0, 0, 0, 0, 0, pad)) for t in (x, B, C))
         dt = F.pad(dt, (0, 0, 0, pad))
     c = (length + pad) // q
+    xc, dtc, Bc, Cc = (t.unflatten(1, (c, q)).flatten(0, 1) for t in (x, dt, B, C))
+    y = _quadratic(xc, dtc, A, Bc, Cc, D).unflatten(0, (b, c))  # b c q h p
+
     # one matrix product per (b, chunk, group): heads of a group stand beside each other
-    xdt = (x * dt[..., None]).to(x.dtype).view(b, c, q, h, p).transpose(2, 3)  # b c h q p
+    cum = torch.cumsum((dt * A).view(b, c, q, h), 2).transpose(2, 3)  # b c h q
     Bc = B.view(b, c, q, g, n).transpose(2, 3)  # b c g q n
     Cc = C.view(b, c, q, g, n).transpose(2, 3)
-    cum = torch.cumsum((dt * A).view(b, c, q, h), 2).transpose(2, 3)  # b c h q
-
-    scores = Cc @ Bc.transpose(-1, -2)  # b c g q q
-    M = (scores.unsqueeze(3) * _decay(cum).view(b, c, g, h // g, q, q)).view(b, c, h, q, q)
-    y = M.to(x.dtype) @ xdt
-
-    to_end = torch.exp(cum[..., -1:] - cum)[..., None]  # b c h q 1
-    decayed = (xdt * to_end).to(x.dtype).view(b, c, g, h // g, q, p)
+    least = _least(cum.dtype)
+    to_end = (cum[..., -1:] - cum).clamp(min=least).exp().transpose(2, 3) * dt.view(b, c, q, h)
+    decayed = (x.view(b, c, q, h, p) * to_end[..., None]).to(x.dtype).transpose(2, 3).view(b, c, g, h // g, q, p)
     states = (decayed.transpose(-1, -2) @ Bc.unsqueeze(3)).view(b, c, h, p, n)
-    through = torch.exp(cum[..., -1])[..., None, None]  # b c h 1 1: the decay over a whole chunk
+    through = cum[..., -1].clamp(min=least).exp()[..., None, None]  # b c h 1 1: the decay over a whole chunk
     entering = [torch.zeros_like(states[:, 0], dtype=cum.dtype)]
     for i in range(c - 1):
         entering.append(through[:, i] * entering[-1] + states[:, i])
     before = torch.stack(entering, 1).view(b, c, g, h // g, p, n).to(x.dtype)
     from_before = (Cc.unsqueeze(3) @ before.transpose(-1, -2)).view(b, c, h, q, p)
-    y = y + from_before * torch.exp(cum)[..., None]
-    y = y.transpose(2, 3).reshape(b, c * q, h, p)
-    if D is not None:
-        y = y + D[:, None].to(y.dtype) * x
-    return y[:, :length]
+    y = y + (from_before * cum.clamp(min=least).exp()[..., None]).transpose(2, 3)
+    return y.reshape(b, c * q, h, p)[:, :length]
 
 
 @cache

@@ -56,6 +56,44 @@ def test_ssd_equals_the_recurrence(length, groups):
             torch.testing.assert_close(a, b, atol=1e-9, rtol=0)
 
 
+def test_ssd_of_a_thousand_shapes():
+    """Any shape, chunk and strength of the decay, in float64, and in float32 and bfloat16 against that."""
+    rng = torch.Generator().manual_seed(0)
+
+    def pick(*choices):
+        return choices[int(torch.randint(len(choices), (), generator=rng))]
+
+    for seed in range(1000):
+        groups, length = pick(1, 1, 2, 3), int(torch.randint(1, pick(4, 40, 150), (), generator=rng))
+        shape = {"b": pick(1, 2, 3), "h": groups * pick(1, 2, 4), "p": pick(1, 3, 8), "n": pick(1, 5, 16)}
+        arguments, chunk = inputs(length, groups, seed=seed, **shape), pick(1, 7, 16, 64, 256)
+        with torch.no_grad():
+            arguments[2].mul_(pick(0.01, 1, 30))
+        weight = torch.randn(shape["b"], length, shape["h"], shape["p"], dtype=torch.float64, generator=rng)
+        y, grads = run(ssd_recurrent, arguments, weight)
+        fast, fast_grads = run(ssd, arguments, weight, chunk_size=chunk)
+        torch.testing.assert_close(fast, y, atol=1e-10, rtol=1e-10, msg=str((seed, length, shape, chunk)))
+        for ours, reference in zip(fast_grads, grads, strict=True):
+            assert (ours - reference).norm() <= 1e-10 * max(1.0, reference.norm()), (seed, length, shape, chunk)
+        for dtype, tolerance in ((torch.float32, 3e-4), (torch.bfloat16, 1.5e-2)):
+            low = [
+                t.detach().to(dtype if i in (0, 3, 4) else torch.float32).requires_grad_()
+                for i, t in enumerate(arguments)
+            ]
+            wide = [
+                t.detach().double().requires_grad_() for t in low
+            ]  # the same values, so that only arithmetic counts
+            weight = weight.to(dtype)
+            y, grads = run(ssd_recurrent, wide, weight.double())
+            fast, fast_grads = run(ssd, low, weight, chunk_size=chunk)
+            assert (fast.double() - y).norm() <= tolerance * y.norm()
+            # what a change of an argument by its own size does: gradients of decays are differences of large sums
+            effects = [(g * t).norm() for g, t in zip(grads, wide, strict=True)]
+            for ours, reference, t in zip(fast_grads, grads, wide, strict=True):
+                error = ((ours.double() - reference) * t).norm()
+                assert error <= tolerance * max(effects), (dtype, seed, length, shape, chunk)
+
+
 @pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize("chunk", [4, 256])
 def test_ssd_gradcheck(groups, chunk):
