@@ -6,7 +6,7 @@ BIN = .venv/bin
 DEMO = data/demo/_info.json
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow slurm-local slurm-local-down lint
+.PHONY: help setup demo test test-slow slurm-local slurm-local-down bench lint
 .DELETE_ON_ERROR:
 
 help: ## this list
@@ -32,6 +32,11 @@ slurm-local: ## a SLURM of two nodes on this host, in SLURM_DIR
 
 slurm-local-down: ## takes it down
 	slurm/local.sh down $(SLURM_DIR)
+
+BENCHMARKS = input_pipeline dino_step ssd_cpu ssd_growth causal_conv binary_auc knn probe_heads
+bench: setup ## every benchmark that needs no GPU, into benchmarks/results (BENCHMARKS=ssd_cpu for one)
+	$(BIN)/pip install --quiet -e '.[bench]'
+	for name in $(BENCHMARKS); do $(BIN)/python benchmarks/$$name.py || exit 1; done
 
 lint: setup ## ruff and mypy
 	$(BIN)/ruff check .

@@ -18,7 +18,8 @@ def knn_scores(
     k: int | list[int] = 20,
     temperature: float = 0.07,
     skip_self: bool = False,
-    chunk: int = 4096,
+    chunk: int = 1024,
+    block: int = 65536,
 ) -> Tensor | list[Tensor]:
     """Votes of the k most similar bank embeddings, each weighted exp(cosine / temperature) (Caron et al. 2021).
 
@@ -30,7 +31,7 @@ def knn_scores(
         k: neighbours; more than there are means all. A list asks for several votes from one search.
         temperature: of the weights.
         skip_self: queries and bank are the same rows, and a row does not vote for itself.
-        chunk: queries at a time; memory is chunk x N.
+        chunk, block: queries and bank rows at a time; what is held beside the arguments is chunk x block numbers.
 
     Returns:
         (Q, C) votes, or a list of them for a list of k.
@@ -40,21 +41,34 @@ def knn_scores(
         raise ValueError(f"knn: k={k} must be at least 1")
     if not len(bank):
         raise ValueError("knn: the bank is empty")
-    queries, bank = F.normalize(queries.float(), dim=-1), F.normalize(bank.float(), dim=-1)
     largest = min(max(ks), len(bank) - int(skip_self))
     votes: list[list[Tensor]] = [[] for _ in ks]
     for start in range(0, len(queries), chunk):
-        similarity = queries[start : start + chunk] @ bank.t()
-        if skip_self:
-            rows = torch.arange(len(similarity), device=similarity.device)
-            similarity[rows, rows + start] = -torch.inf
-        top, index = similarity.topk(largest, -1)
+        top, index = _nearest(queries[start : start + chunk], bank, largest, start if skip_self else None, block)
         weights, neighbours = (top / temperature).exp(), labels[index]
         for i, wanted in enumerate(ks):
             zeros = weights.new_zeros(len(top), num_classes)
             votes[i].append(zeros.scatter_add(1, neighbours[:, :wanted], weights[:, :wanted]))
-    joined = [torch.cat(v) if v else queries.new_zeros(0, num_classes) for v in votes]
+    joined = [torch.cat(v) if v else bank.new_zeros(0, num_classes, dtype=torch.float32) for v in votes]
     return joined[0] if isinstance(k, int) else joined
+
+
+def _nearest(queries: Tensor, bank: Tensor, k: int, own: int | None, block: int) -> tuple[Tensor, Tensor]:
+    """Cosines (Q, k) of the most similar bank rows, falling, and their numbers; query i is not row ``own`` + i."""
+    queries = F.normalize(queries.float(), dim=-1)
+    top, index = queries.new_empty(len(queries), 0), queries.new_empty(len(queries), 0, dtype=torch.int64)
+    for first in range(0, len(bank), block):
+        similarity = queries @ F.normalize(bank[first : first + block].float(), dim=-1).t()
+        if own is not None:
+            rows = torch.arange(len(queries), device=queries.device)
+            columns = rows + own - first
+            here = (columns >= 0) & (columns < similarity.shape[1])
+            similarity[rows[here], columns[here]] = -torch.inf
+        values, found = similarity.topk(min(k, similarity.shape[1]), -1)
+        values, found = torch.cat([top, values], -1), torch.cat([index, found + first], -1)
+        top, best = values.topk(min(k, values.shape[1]), -1)
+        index = found.gather(-1, best)
+    return top, index
 
 
 def topk_accuracy(scores: Tensor, labels: Tensor, topk: tuple[int, ...] = (1, 5)) -> dict[str, Tensor]:

@@ -18,9 +18,10 @@ def data(n=60, q=25, d=8, classes=4, seed=0):
 
 
 @pytest.mark.parametrize("k", [1, 7, 60, 1000])
-def test_vote(k):
+@pytest.mark.parametrize("block", [1, 7, 59, 65536])
+def test_vote(k, block):
     queries, bank, labels, _ = data()
-    ours = knn_scores(queries, bank, labels, 4, k, temperature=0.07, chunk=9)
+    ours = knn_scores(queries, bank, labels, 4, k, temperature=0.07, chunk=9, block=block)
     q, b = (x.double() / x.double().norm(dim=1, keepdim=True) for x in (queries, bank))
     expected = torch.zeros(len(q), 4, dtype=torch.float64)
     for i in range(len(q)):
@@ -50,6 +51,14 @@ def test_leave_one_out():
         hits += int(knn_scores(bank[i : i + 1], bank[others], labels[others], 4, 5).argmax() == labels[i])
     assert metric.compute()["top1"].item() == pytest.approx(hits / 60)
     assert KNNAccuracy().compute()["top1"].isnan()
+
+
+@pytest.mark.parametrize(("chunk", "block"), [(7, 11), (60, 1), (13, 60)])
+def test_leave_one_out_in_pieces(chunk, block):
+    _, bank, labels, _ = data()
+    whole = knn_scores(bank, bank, labels, 4, 5, skip_self=True)
+    pieces = knn_scores(bank, bank, labels, 4, 5, skip_self=True, chunk=chunk, block=block)
+    torch.testing.assert_close(pieces, whole)
 
 
 def test_errors():
