@@ -55,19 +55,23 @@ class EncodedImage:
         JPEGs go through OpenCV, whose libjpeg-turbo gives PIL's values in less time. It would take a cut-off file for a
         whole one, so those without an end, and all that is not plain grey or YCbCr, are left to PIL.
         """
-        if (
-            self._image.format == "JPEG"
-            and self._image.mode in ("RGB", "L")
-            and self._data.rfind(b"\xff\xd9") > self._data.rfind(b"\xff\xda")  # end of image, start of scan
-        ):
-            data = np.frombuffer(self._data, np.uint8)
-            if reduction == 1:
-                pixels = cv2.imdecode(data, _PLAIN | cv2.IMREAD_COLOR_RGB)
-            elif (pixels := cv2.imdecode(data, _PLAIN | _REDUCED[reduction])) is not None:
-                pixels = cv2.cvtColor(pixels, cv2.COLOR_BGR2RGB)
+        whole = self._data.rfind(b"\xff\xd9") > self._data.rfind(b"\xff\xda")  # end of image, start of scan
+        if self._image.format == "JPEG" and self._image.mode in ("RGB", "L") and whole:
+            pixels = _decode_jpeg(np.frombuffer(self._data, np.uint8), reduction)
             if pixels is not None:
                 return pixels
         return np.array(to_rgb(self.image()))
+
+
+def _decode_jpeg(data: np.ndarray, reduction: int) -> np.ndarray | None:
+    """RGB, or None where OpenCV cannot; PIL then has the word."""
+    try:
+        if reduction == 1:
+            return cv2.imdecode(data, _PLAIN | cv2.IMREAD_COLOR_RGB)
+        pixels = cv2.imdecode(data, _PLAIN | _REDUCED[reduction])
+    except cv2.error:
+        return None
+    return None if pixels is None else cv2.cvtColor(pixels, cv2.COLOR_BGR2RGB)
 
 
 def to_rgb(image: Image.Image) -> Image.Image:

@@ -53,8 +53,12 @@ def _wide(t: Tensor) -> Tensor:
     return t.float() if t.dtype in (torch.float16, torch.bfloat16) else t
 
 
+ROWS = 64
+"""Student outputs whose logits are held at a time, if a view has no more."""
+
+
 class _PrototypeCrossEntropy(torch.autograd.Function):
-    """The cross-entropies of all pairs of different views, the student's logits made and used up view by view.
+    """The cross-entropies of all pairs of different views, the student's logits made and used up a few views at a time.
 
     With logits s_v = z_v Wᵀ / τ, their log-sum-exp and T = Σ_g t_g, the loss is
 
@@ -72,26 +76,30 @@ class _PrototypeCrossEntropy(torch.autograd.Function):
         divisor = global_views * (views - 1) * batch
         autocast = torch.is_autocast_enabled(z.device.type)
         low = torch.get_autocast_dtype(z.device.type) if autocast else z.dtype
+        back = torch.float32 if low == torch.float16 else low  # gradients of a loss not scaled yet would underflow
+        wanted = any(ctx.needs_input_grad[:2])
+        dz, dw = (torch.empty_like(z), torch.zeros_like(weight)) if wanted else (None, None)
         with torch.autocast(z.device.type, enabled=False):
-            total = targets.sum(0)
-            w = weight.to(low)
-            # gradients of a loss that is not scaled yet underflow in float16
-            back = torch.float32 if low == torch.float16 else low
-            wanted = any(ctx.needs_input_grad[:2])
-            dz, dw = (torch.empty_like(z), torch.zeros_like(weight)) if wanted else (None, None)
-            loss = targets.new_zeros(())
-            for v in range(views):
-                s = _wide(z[v].to(low) @ w.T).div_(student_temp)
-                q, n = (total - targets[v], global_views - 1) if v < global_views else (total, global_views)
+            w, w_back = weight.to(low), weight.to(back)
+            total, loss, at_once = targets.sum(0), targets.new_zeros(()), max(1, ROWS // batch)
+            for first in range(0, views, at_once):
+                last = min(first + at_once, views)
+                own = targets[first:last]  # of the global views among these
+                s = _wide(z[first:last].to(low) @ w.T).div_(student_temp)
                 lse = s.logsumexp(-1, keepdim=True)
-                loss += n * lse.sum() - torch.linalg.vecdot(q, s).sum()
+                loss += global_views * lse.sum() - lse[: len(own)].sum()
+                loss -= torch.linalg.vecdot(total, s).sum() - torch.linalg.vecdot(own, s[: len(own)]).sum()
                 if wanted:
-                    ds = s.sub_(lse).exp_().mul_(n).sub_(q).div_(divisor * student_temp).to(back)
-                    dz[v] = ds @ weight.to(back)
+                    ds = s.sub_(lse).exp_()
+                    ds[len(own) :] *= global_views
+                    ds[: len(own)].mul_(global_views - 1).add_(own)
+                    ds = ds.sub_(total).div_(divisor * student_temp).to(back)
+                    dz[first:last] = ds @ w_back
+                    ds, part = ds.flatten(0, 1), z[first:last].flatten(0, 1).to(back)
                     if back == dw.dtype:
-                        dw.addmm_(ds.T, z[v].to(back))
+                        dw.addmm_(ds.T, part)
                     else:
-                        dw += ds.T @ z[v].to(back)
+                        dw += ds.T @ part
         ctx.save_for_backward(dz, dw)
         return loss / divisor
 
@@ -158,7 +166,7 @@ class DINOLoss(nn.Module):
         return LossParts(loss, entropy, loss.detach() - entropy)
 
     def of_prototypes(self, z: Tensor, weight: Tensor, teacher: Tensor, views: int, teacher_temp: float) -> LossParts:
-        """``forward`` for the student logits z @ weightᵀ, of which one view's are held at a time.
+        """``forward`` for the student logits z @ weightᵀ, of which those of a view or a few are held at a time.
 
         Args:
             z: (V·B, d) the student's bottleneck, view by view.
