@@ -71,8 +71,8 @@ class DINO(LightningModule):
 
     Raises:
         ValueError: for a teacher temperature that is not below the student's, or half-precision parameters.
-        FloatingPointError: after a non-finite loss, naming its step; nothing was updated by it. On CUDA it may come up to
-            ``trainer.log_every_n_steps`` steps later, in which nothing is updated either.
+        FloatingPointError: after a non-finite loss, naming its step; nothing was updated by it. On CUDA it may come
+            up to ``trainer.log_every_n_steps`` steps later, in which nothing is updated either.
     """
 
     headline_metric = "val/knn_top1"

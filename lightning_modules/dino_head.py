@@ -15,8 +15,8 @@ class WeightNormLinear(nn.Module):
         self.weight_v = nn.Parameter(trunc_normal_(torch.empty(out_dim, in_dim), std=0.02))
 
     def prototypes(self) -> Tensor:
-        """The weight (out_dim, in_dim)."""
-        return self.weight_g * self.weight_v / self.weight_v.norm(dim=1, keepdim=True)
+        """The weight (out_dim, in_dim), by the operation behind torch's own weight normalisation."""
+        return torch._weight_norm(self.weight_v, self.weight_g, 0)
 
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(x, self.prototypes())
