@@ -5,6 +5,7 @@ decoded, no larger than they need it, and each view is cut, changed and written 
 """
 
 import math
+import os
 import random
 from dataclasses import dataclass
 from itertools import permutations
@@ -222,10 +223,8 @@ class ProbeCrop:
     """
 
     def __init__(self, size: int, scale: tuple[float, float] = (0.08, 1.0)) -> None:
-        import os
-
         os.environ.setdefault("NO_ALBUMENTATIONS_UPDATE", "1")  # its import would ask the network for a newer version
-        import albumentations as A
+        import albumentations as A  # a second, which pretraining does not need
 
         self.seed = SampleSeed()
         # antialiased where it shrinks, which cv2's bilinear is not

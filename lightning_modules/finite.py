@@ -1,7 +1,6 @@
 """Stops a run at a loss that is no number, without waiting for the device in every step."""
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from lightning_modules.dino_loss import all_reduce
@@ -25,10 +24,10 @@ class FiniteGuard(nn.Module):
     @torch.no_grad()
     def note(self, loss: Tensor, step: int) -> None:
         """A scalar loss of this rank at an optimiser step; every rank has to call."""
-        finite = all_reduce(torch.isfinite(loss).float(), dist.ReduceOp.MIN)
-        first = (finite == 0) & ~self.held
+        total = all_reduce(loss.detach().clone())  # not finite if one is not
+        first = ~torch.isfinite(total) & ~self.held
         self._step.masked_fill_(first, step)
-        self._loss.copy_(torch.where(first, loss, self._loss))
+        self._loss.copy_(torch.where(first, total, self._loss))
         self.held |= first
 
     def check(self) -> None:

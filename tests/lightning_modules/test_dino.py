@@ -19,6 +19,7 @@ from callbacks import CollapseMonitor
 from lightning_modules import DINO, DINOHead, DINOLoss
 from lightning_modules.dino_loss import sinkhorn_knopp
 from lightning_modules.ema import ema_update
+from lightning_modules.finite import FiniteGuard
 from lightning_modules.schedules import cosine_schedule, linear_warmup
 from tests.processes import run_ranks
 
@@ -382,6 +383,22 @@ def test_the_guard_changes_nothing_else():
         fit(module, batches(4, dtype=torch.float64), precision="64-true")
     for (name, a), b in zip(seldom.state_dict().items(), always.state_dict().values(), strict=True):
         torch.testing.assert_close(a, b, atol=1e-14, rtol=1e-12, msg=name)
+
+
+def _guarded(rank):
+    guard, said = FiniteGuard(), []
+    for step, losses in enumerate(([1.0, 2.0], [1.0, math.inf], [1.0, 1.0], [math.nan, 1.0])):
+        guard.note(torch.tensor(losses[rank]), step)
+        try:
+            guard.check()
+        except FloatingPointError as error:
+            said.append(str(error).split(";")[0])
+    return said
+
+
+def test_all_ranks_hear_of_one_ranks_loss():
+    """And of the first one only."""
+    assert run_ranks(_guarded, 2) == [["the loss is inf at step 1"] * 3] * 2
 
 
 class Reads(TorchDispatchMode):
