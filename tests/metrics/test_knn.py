@@ -58,7 +58,7 @@ def test_leave_one_out_in_pieces(chunk, block):
     _, bank, labels, _ = data()
     whole = knn_scores(bank, bank, labels, 4, 5, skip_self=True)
     pieces = knn_scores(bank, bank, labels, 4, 5, skip_self=True, chunk=chunk, block=block)
-    torch.testing.assert_close(pieces, whole)
+    torch.testing.assert_close(pieces, whole, rtol=1e-5, atol=1e-5)  # a cosine moves by its rounding, divided by 0.07
 
 
 def test_errors():
