@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from backbones import VisionMamba
 from cli import keep_freed_memory
 from lightning_modules import DINO
+from lightning_modules.clipping import clip_each
 from lightning_modules.ema import ema_update
 
 BATCH, STEPS, ROUNDS, OUT = 4, 4, 3, 65536
@@ -105,12 +106,7 @@ class Bare:
         loss.backward()
         m.loss.observe(teacher)
         gradients = [p.grad for p in m.student.parameters() if p.grad is not None]
-        scales = torch._foreach_norm(gradients)
-        torch._foreach_add_(scales, 1e-6)
-        torch._foreach_reciprocal_(scales)
-        torch._foreach_mul_(scales, 3.0)
-        torch._foreach_clamp_max_(scales, 1.0)
-        torch._foreach_mul_(gradients, scales)
+        clip_each(gradients, 3.0)
         self.optimizer.step()
         m.loss.update_center()
         ema_update(m.teacher, m.student, MOMENTUM)

@@ -7,6 +7,7 @@ First on one core, bytes in and uint8 crops out; then from files through a data 
 import io
 import os
 import random
+import statistics
 import tarfile
 import tempfile
 from collections.abc import Callable
@@ -26,7 +27,8 @@ from torchvision import transforms as T
 from torchvision.datasets import ImageFolder
 
 from cli import keep_freed_memory
-from datamodules.multicrop import RATIO, MultiCropConfig
+from datamodules import pixel_ops
+from datamodules.multicrop import RATIO, MultiCrop, MultiCropConfig, ViewParameters, change
 from datamodules.samples import RawSample
 from datamodules.shards import ShardSet
 from datamodules.span_plan import rest_plan
@@ -139,6 +141,32 @@ def one_core(files: list[bytes]) -> list[Line]:
     ]
 
 
+def shares(files: list[bytes]) -> str:
+    """What our time goes into, each part over all images by itself."""
+    ours, crops = Ours(), MultiCrop(MultiCropConfig())
+    images = [Ours.decode(data) for data in files]
+    drawn = [crops.draw(image.shape[1], image.shape[0], 0, 0, number) for number, image in enumerate(images)]
+    views = [
+        (pixel_ops.resized_crop(image, p.box, kind.size), p)
+        for image, parameters in zip(images, drawn, strict=True)
+        for kind, p in zip(crops.kinds, parameters, strict=True)
+    ]
+    plain = ViewParameters((0, 0, 0, 0), (), False, None, False, False)
+    parts = {
+        "whole": lambda: [ours.bytes(data) for data in files],
+        "decoding": lambda: [Ours.decode(data) for data in files],
+        "resizing": lambda: [
+            pixel_ops.resized_crop(image, p.box, kind.size)
+            for image, parameters in zip(images, drawn, strict=True)
+            for kind, p in zip(crops.kinds, parameters, strict=True)
+        ],
+        "jitter": lambda: [change(view, plain._replace(jitter=p.jitter)) for view, p in views],
+        "blur": lambda: [change(view, plain._replace(sigma=p.sigma)) for view, p in views],
+    }
+    times = {name: statistics.median(found) / len(files) for name, found in in_turns(parts, 7).items()}
+    return "Ours: " + ", ".join(f"{name} {t * 1e3:.2f}" for name, t in times.items()) + " ms an image."
+
+
 def write(files: list[bytes], folder: Path) -> None:
     """The same samples as shards and as a tree of files."""
     (folder / "tree/0").mkdir(parents=True)
@@ -187,9 +215,8 @@ def loaders(files: list[bytes]) -> tuple[list[Line], str]:
         each["theirs"],
         "≥ 8",
     )
-    return [
-        line
-    ], f"The process with its workers held {memory[0]:.0f} MiB after the first epoch, {memory[-1]:.0f} after the last."
+    held = ", ".join(f"{m:.0f}" for m in memory)
+    return [line], f"Our process and its workers held {held} MiB after one epoch, two, three and four."
 
 
 def _plan(shards: ShardSet, epoch: int, done: object) -> object:
@@ -216,10 +243,10 @@ def main() -> None:
     cv2.setNumThreads(0)
     files = photographs()
     lines = one_core(files)
+    profile = shares(files)
     more, note = loaders(files)
-    compare(
-        "input_pipeline", [*lines, *more], f"JPEG files of {sum(map(len, files)) / len(files) / 1024:.0f} KiB. {note}"
-    )
+    size = sum(map(len, files)) / len(files) / 1024
+    compare("input_pipeline", [*lines, *more], f"JPEG files of {size:.0f} KiB. {profile} {note}")
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 
 from backbones import Backbone
+from lightning_modules.clipping import clip_each
 from lightning_modules.dino_head import DINOHead
 from lightning_modules.dino_loss import DINOLoss, LossParts
 from lightning_modules.ema import ema_update
@@ -248,12 +249,7 @@ class DINO(LightningModule):
             raise ValueError("DINO clips each parameter by itself: set model.clip_grad, not trainer.gradient_clip_val")
         gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
         if self.hparams.clip_grad:
-            scales = torch._foreach_norm(gradients)
-            torch._foreach_add_(scales, 1e-6)
-            torch._foreach_reciprocal_(scales)
-            torch._foreach_mul_(scales, self.hparams.clip_grad)
-            torch._foreach_clamp_max_(scales, 1.0)
-            torch._foreach_mul_(gradients, scales)
+            clip_each(gradients, self.hparams.clip_grad)
         if self._epoch < self.hparams.freeze_last_layer_epochs:
             for parameter in self.student.head.last_layer.parameters():
                 parameter.grad = None

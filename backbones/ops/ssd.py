@@ -87,7 +87,7 @@ def ssd_matrix(dt: Tensor, A: Tensor, B: Tensor, C: Tensor, rows: Tensor | None 
 
 
 def _least(dtype: torch.dtype) -> float:
-    """The exponent below which a decay no longer shrinks: exp of it is 5e-23 in float32 and counts for nothing.
+    """The exponent below which a decay no longer shrinks: exp of it is 4e-23 in float32 and counts for nothing.
 
     Without it strong decays reach numbers below the smallest normal one, which CPUs multiply many times slower.
     """
@@ -121,16 +121,14 @@ class _MaskedProduct(torch.autograd.Function):
         ctx, x: Tensor, dt: Tensor, cum: Tensor, B: Tensor, C: Tensor, D: Tensor | None, rows: int
     ) -> Tensor:
         """x (b, h, l, p), dt and cum (b, h, l), B and C (b, g, l, n), D (h) to (b, h, l, p)."""
-        length = x.shape[2]
+        blocks = _row_blocks(x.shape[2], rows)
         xdt, y = (x * dt[..., None]).to(x.dtype), torch.empty_like(x)
-        kept: tuple[Tensor, ...] = ()
-        for i, j in _row_blocks(length, rows):
+        for i, j in blocks:
             scores = (C[:, :, i:j] @ B[:, :, :j].transpose(-1, -2)).unsqueeze(2)
             decay = _decay_rows(cum, i, j).unflatten(1, (B.shape[1], -1))
-            M = (decay * scores if length <= rows else decay.mul_(scores)).flatten(1, 2).to(x.dtype)
+            M = (decay * scores if len(blocks) == 1 else decay.mul_(scores)).flatten(1, 2).to(x.dtype)
             y[:, :, i:j] = M @ xdt[:, :, :j]
-            kept = (decay, M) if length <= rows else ()
-        ctx.save_for_backward(x, dt, cum, B, C, D, xdt, y, *kept)
+        ctx.save_for_backward(x, dt, cum, B, C, D, xdt, y, *((decay, M) if len(blocks) == 1 else ()))
         ctx.rows = rows
         return y if D is None else torch.addcmul(y, x, D[:, None, None].to(x.dtype))
 

@@ -13,6 +13,7 @@ from torchvision.transforms import ColorJitter, RandomResizedCrop
 
 from datamodules.decoding import EncodedImage
 from datamodules.multicrop import MultiCrop, MultiCropConfig, ProbeCrop, SampleSeed
+from datamodules.samples import RawSample
 from datamodules.stream import MultiCropView, collate
 
 WIDTH, HEIGHT, SAMPLES = 500, 375, 3000
@@ -210,8 +211,6 @@ def test_a_large_jpeg_is_decoded_smaller():
 
 def test_a_batch_is_written_where_it_stays(image):
     """One piece of memory for all views of a batch, and the same pixels as from the views alone."""
-    from datamodules.samples import RawSample
-
     config = MultiCropConfig(global_size=16, local_size=8, num_local=2)
     view, file = MultiCropView(config), io.BytesIO()
     Image.fromarray(image).save(file, "PNG")
