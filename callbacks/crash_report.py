@@ -12,10 +12,22 @@ from callbacks.preemption import Preempted
 from callbacks.run_folder import run_folder, write_text
 
 
+def _described(exception: BaseException) -> str:
+    """An exception and those behind it.
+
+    torch raises the death of a DataLoader worker wherever Python is at that moment, and code that catches every
+    exception there may turn it into one of its own: the first word on what happened is then the last of the chain.
+    """
+    text = f"{type(exception).__name__}: {exception}"
+    behind = exception.__cause__ or (None if exception.__suppress_context__ else exception.__context__)
+    return f"{text} (after {_described(behind)})" if behind else text
+
+
 class CrashReport(Callback):
     """Writes ``crash-rankR.json`` into the run's folder when an exception ends it.
 
-    It names error, epoch, step and batch, and the shards and sample keys of the last batch that this rank got.
+    It names the error and those behind it, epoch, step and batch, and the shards and sample keys of the last batch that
+    this rank got.
     """
 
     def __init__(self) -> None:
@@ -40,7 +52,7 @@ class CrashReport(Callback):
         shards = batch.get("shard", [])
         report = {
             "when": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-            "error": f"{type(exception).__name__}: {exception}",
+            "error": _described(exception),
             "stage": str(trainer.state.stage and trainer.state.stage.value),
             "epoch": trainer.current_epoch,
             "step": trainer.global_step,

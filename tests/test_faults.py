@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -129,7 +130,8 @@ def test_a_worker_is_killed(many, tmp_path):  # noqa: F811
     began = time.time()
     os.kill(int(children[0]), signal.SIGKILL)
     text = failed(process)
-    assert time.time() - began < 60 and "DataLoader worker" in text and "killed by signal: Killed" in text
+    # by its signal handler, or, where that was swallowed, by the loader that waits for the worker
+    assert time.time() - began < 60 and re.search(r"DataLoader worker.*(killed by signal: Killed|exited unexp)", text)
     assert "DataLoader worker" in crash(tmp_path)["error"] and fault(tmp_path / "run/checkpoints/last.ckpt") is None
 
 

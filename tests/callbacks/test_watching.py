@@ -108,6 +108,23 @@ def test_crash_report(tmp_path, capfd):
     assert "step 8, last shard s3.tar: see " in capfd.readouterr().out
 
 
+def test_a_crash_report_names_what_is_behind_an_error(tmp_path):
+    """As when a worker's death is raised inside ``inspect.getfullargspec``, which makes a TypeError of anything."""
+
+    class Dies(Line):
+        def training_step(self, batch, batch_idx):
+            try:
+                raise RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed.")
+            except RuntimeError as error:
+                raise TypeError("unsupported callable") from error
+
+    with pytest.raises(TypeError):
+        fit(tmp_path, Dies())
+    assert json.loads((tmp_path / "run/crash-rank0.json").read_text())["error"] == (
+        "TypeError: unsupported callable (after RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed.)"
+    )
+
+
 def test_curves_of_a_run_whose_clock_was_put_back(tmp_path, monkeypatch):
     """TensorBoard reads event files in the order of the times in their names."""
     for start, now in ((0, 2_000_000_000), (4, 1_900_000_000), (6, 1_800_000_000)):
