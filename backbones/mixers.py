@@ -12,7 +12,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backbones.ops import causal_conv, gated_rms_norm, selective_scan, selective_scan_matrix, ssd, ssd_decay, ssd_matrix
+from backbones.ops import (
+    BACKENDS,
+    Directions,
+    bidirectional_ssd,
+    causal_conv,
+    gated_rms_norm,
+    selective_scan,
+    selective_scan_matrix,
+    ssd,
+    ssd_decay,
+    ssd_matrix,
+)
 
 KEY_AXES = ("tokens", "channels")
 
@@ -138,11 +149,12 @@ class BidirectionalMamba2(nn.Module):
         d_conv: taps of the causal convolution.
         ngroups: g, sets of B and C.
         dt_min, dt_max: range of the initial step sizes.
-        chunk_size, backend: see :func:`backbones.ops.ssd`.
+        chunk_size, backend: see :func:`backbones.ops.ssd`; ``triton`` takes :func:`backbones.ops.bidirectional_ssd`
+            for all between the two projections.
 
     Raises:
-        ValueError: where ``dim * expand / headdim`` is not whole, or (with ``backend="mamba_ssm"``, whose kernels
-            need it) no multiple of 8.
+        ValueError: for an unknown backend, where ``dim * expand / headdim`` is not whole, or (with
+            ``backend="mamba_ssm"``, whose kernels need it) no multiple of 8.
     """
 
     def __init__(
@@ -151,6 +163,8 @@ class BidirectionalMamba2(nn.Module):
     ) -> None:  # fmt: skip
         super().__init__()
         inner = dim * expand
+        if backend not in (*BACKENDS, "triton"):
+            raise ValueError(f"backend={backend!r}; allowed: {', '.join(BACKENDS)}, triton")
         if inner % headdim:
             raise ValueError(
                 f"embed_dim·expand/headdim must be a whole number: embed_dim={dim}, expand={expand}, headdim={headdim}"
@@ -204,13 +218,31 @@ class BidirectionalMamba2(nn.Module):
         dt, A = F.softplus(dt + dt_bias), -A_log.exp()
         return ScanInputs(x.unflatten(-1, heads), dt, A, B.unflatten(-1, groups), C.unflatten(-1, groups), D)
 
+    @property
+    def _scan_backend(self) -> str:
+        """For a scan alone."""
+        return "auto" if self.backend == "triton" else self.backend
+
     def scan(self, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The gate z and the outputs of both scans before gating, (B, L, inner) each and in the order of u."""
         z, *both = self._scan_inputs(u)
-        y, y_b = (ssd(*inputs, self.chunk_size, self.backend).flatten(2) for inputs in both)
+        y, y_b = (ssd(*inputs, self.chunk_size, self._scan_backend).flatten(2) for inputs in both)
         return z, y, y_b.flip(1)
 
+    def _directions(self) -> Directions:
+        return Directions(
+            torch.stack([self.conv1d.weight.squeeze(1).t(), self.conv1d_b.weight.squeeze(1).t()]),
+            torch.stack([b for conv in (self.conv1d, self.conv1d_b) if (b := conv.bias) is not None]),
+            torch.stack([self.dt_bias, self.dt_b_bias]),
+            torch.stack([self.A_log, self.A_log_b]),
+            torch.stack([self.D, self.D_b]),
+            torch.stack([self.norm.weight, self.norm_b.weight]),
+        )
+
     def forward(self, u: Tensor) -> Tensor:
+        if self.backend == "triton":
+            sizes = self.headdim, self.d_state, self.ngroups, self.eps
+            return self.out_proj(bidirectional_ssd(self.in_proj(u), self._directions(), *sizes))
         z, forward, backward = self.scan(u)
         y = gated_rms_norm(forward, z, self.norm.weight, self.eps, self.ngroups)
         y_b = gated_rms_norm(backward, z, self.norm_b.weight, self.eps, self.ngroups)
@@ -230,7 +262,7 @@ class BidirectionalMamba2(nn.Module):
         forward, backward = (
             Mixing(
                 direction, ssd_matrix(*inputs[1:5]), inputs.x.transpose(1, 2),
-                ssd(*inputs[:5], None, self.chunk_size, self.backend).transpose(1, 2),
+                ssd(*inputs[:5], None, self.chunk_size, self._scan_backend).transpose(1, 2),
                 ssd_decay(inputs.dt, inputs.A), self.d_state,
             )
             for direction, inputs in zip(("forward", "backward"), both, strict=True)

@@ -2,6 +2,9 @@ import os
 from pathlib import Path
 
 import pytest
+
+os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is imported
+
 import torch
 
 from datamodules import prepare

@@ -1,12 +1,16 @@
 """Pure functions under the mixers; every fast path has its slow reference beside it."""
 
+from backbones.ops.bidirectional import Directions, bidirectional_ssd
 from backbones.ops.causal_conv import causal_conv, causal_conv_reference
 from backbones.ops.norm import RMSNorm, gated_rms_norm, rms_norm
 from backbones.ops.selective_scan import selective_scan, selective_scan_matrix, selective_scan_recurrent
-from backbones.ops.ssd import ssd, ssd_decay, ssd_matrix, ssd_recurrent
+from backbones.ops.ssd import BACKENDS, ssd, ssd_decay, ssd_matrix, ssd_recurrent
 
 __all__ = [
+    "BACKENDS",
+    "Directions",
     "RMSNorm",
+    "bidirectional_ssd",
     "causal_conv",
     "causal_conv_reference",
     "gated_rms_norm",
