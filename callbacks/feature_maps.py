@@ -70,7 +70,7 @@ class FeatureMaps(Callback):
         dataloader_idx: int = 0,
     ) -> None:  # fmt: skip
         due = batch_idx == 0 and dataloader_idx == 0 and trainer.current_epoch % self.every_n_epochs == 0
-        if not due or not trainer.is_global_zero or not len(batch["image"]):
+        if not due or not trainer.is_global_zero or not len(batch.get("image", ())):  # features have none
             return
         images = batch["image"][: self.count]
         features = pl_module.backbone.forward_intermediates(images, 1)[0]

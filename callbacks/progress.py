@@ -21,6 +21,7 @@ class Progress(RichProgressBar):
     def __init__(self, seconds: float = 60.0, terminal: bool | None = None) -> None:
         super().__init__()
         self.seconds = seconds
+        self._shown: dict[str, Any] = {}
         self._lines = not (sys.stdout.isatty() if terminal is None else terminal)
         if self._lines:
             self.disable()
@@ -29,6 +30,12 @@ class Progress(RichProgressBar):
         """Lightning turns the first rank's bar on; here only on a terminal."""
         if not self._lines:
             super().enable()
+
+    def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
+        """The bar's values, read as often as the curves are while training: each reading waits for the device."""
+        if not self._shown or not trainer.training or trainer.global_step % trainer.log_every_n_steps == 0:
+            self._shown = super().get_metrics(trainer, pl_module)
+        return self._shown
 
     def _line(self, trainer: Trainer, where: str, names: tuple[str, ...], more: str = "") -> None:
         shown = {**trainer.callback_metrics, **trainer.progress_bar_metrics}

@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from lightning.fabric.utilities import move_data_to_device
 from lightning.pytorch import LightningDataModule
 from torch import Tensor
 
 from datamodules.eval_transforms import EvalTransform
+from datamodules.features import EncodedSplit, FeatureLoader, ShuffledFeatureLoader
 from datamodules.multicrop import MultiCropConfig
 from datamodules.remote import ShardCache, is_remote
 from datamodules.samples import Source
@@ -39,12 +41,14 @@ class ImageNetDataModule(LightningDataModule):
     Training batches hold ``crops`` (view ``multicrop``) or ``image`` (view ``probe``), with ``label`` and ``key``;
     evaluation batches hold ``image``, ``label``, ``key``, and ``mask`` where the shards have masks. Images leave the
     workers as uint8 and are normalised on the device. With view ``knn`` the evaluation loaders are two: the training
-    set under the evaluation transform (the bank), and the validation set.
+    set under the evaluation transform (the bank), and the validation set. With view ``features`` both sets go through
+    the evaluation transform and the model's ``encode`` once, before the first step, and batches hold ``features``: no
+    augmentation, and each process keeps what it read of the sets in memory.
 
     Args:
         root: folder with the shards, or where they are fetched from: a URL, or ``pipe:`` and a command with ``{name}``.
         train_shards, val_shards: globs (or {0000..1023} ranges) of shard names in it.
-        view: ``multicrop``, ``probe`` or ``knn``.
+        view: ``multicrop``, ``probe``, ``features`` or ``knn``.
         batch_size: images per optimiser step over all devices and accumulated batches.
         num_workers: loading processes per device.
         multicrop: the views of ``multicrop``.
@@ -66,7 +70,7 @@ class ImageNetDataModule(LightningDataModule):
         root: str,
         train_shards: str = "train-*.tar",
         val_shards: str = "val*.tar",
-        view: Literal["multicrop", "probe", "knn"] = "multicrop",
+        view: Literal["multicrop", "probe", "features", "knn"] = "multicrop",
         batch_size: int = 1024,
         num_workers: int = 8,
         multicrop: MultiCropConfig = MultiCropConfig(),  # noqa: B008  # a value, never changed
@@ -95,6 +99,7 @@ class ImageNetDataModule(LightningDataModule):
         self.cache_dir, self.cache_gib = cache_dir, cache_gib
         self.skipped = 0
         self._found: dict[str, ShardSet] = {}
+        self._encoded: dict[str, EncodedSplit] = {}
 
     # ---- where and how much -------------------------------------------------------------------------------
 
@@ -136,14 +141,20 @@ class ImageNetDataModule(LightningDataModule):
 
     # ---- loaders ------------------------------------------------------------------------------------------
 
-    def _loader(self, dataset: ShardDataset) -> ShardLoader:
+    def _loader(self, dataset: ShardDataset, persistent: bool = True) -> ShardLoader:
         trainer = self.trainer
         assert trainer is not None
         pin = trainer.strategy.root_device.type == "cuda"
-        return ShardLoader(dataset, lambda: trainer.current_epoch, self.num_workers, pin, self.prefetch)
+        return ShardLoader(dataset, lambda: trainer.current_epoch, self.num_workers, pin, self.prefetch, persistent)
 
-    def train_dataloader(self) -> ShardLoader:
+    def train_dataloader(self) -> ShardLoader | FeatureLoader:
         assert self.trainer is not None
+        if self.view == "features":
+            trainer = self.trainer
+            return ShuffledFeatureLoader(
+                self._features("train"), self.device_batch_size, self.seed, trainer.global_rank, trainer.world_size,
+                lambda: _counters(trainer),
+            )  # fmt: skip
         shards = self._shards("train")
         view: View
         if self.view == "multicrop":
@@ -161,19 +172,43 @@ class ImageNetDataModule(LightningDataModule):
             lambda: _counters(trainer)[1], trainer.world_size, batch,
         )  # fmt: skip
 
-    def _evaluation_loader(self, split: Literal["train", "val"]) -> ShardLoader:
+    def _evaluation_loader(self, split: Literal["train", "val"], persistent: bool = True) -> ShardLoader:
         assert self.trainer is not None
         shards, world = self._shards(split), self.trainer.world_size
         view = EvalView(self.transform, self._masks_required, self._labels_required)
         plan = partial(_evaluation_plan, shards, max(1, self.batch_size // world), self.trainer.global_rank, world)
-        return self._loader(ShardDataset(shards, view, plan, self.seed, self.policy))
+        return self._loader(ShardDataset(shards, view, plan, self.seed, self.policy), persistent)
 
-    def val_dataloader(self) -> ShardLoader | list[ShardLoader]:
+    def _features(self, split: Literal["train", "val"]) -> EncodedSplit:
+        """The split through the model, once for all epochs."""
+        if split not in self._encoded:
+            trainer = self.trainer
+            assert trainer is not None
+            module: Any = trainer.lightning_module
+            if not hasattr(module, "encode"):
+                raise ValueError(
+                    f"data.init_args.view=features wants a model with encode(images), such as LinearProbe; "
+                    f"{type(module).__name__} has none"
+                )
+
+            def encode(batch: dict[str, Any]) -> Tensor:
+                moved = self.on_after_batch_transfer(move_data_to_device(batch, module.device), 0)
+                with torch.no_grad(), trainer.precision_plugin.forward_context():
+                    return module.encode(moved["image"])
+
+            logger.info("encoding the %s images once", split)
+            self._encoded[split] = EncodedSplit.of(iter(self._evaluation_loader(split, persistent=False)), encode)
+        return self._encoded[split]
+
+    def val_dataloader(self) -> ShardLoader | FeatureLoader | list[ShardLoader]:
+        if self.view == "features":
+            assert self.trainer is not None
+            return FeatureLoader(self._features("val"), max(1, self.batch_size // self.trainer.world_size))
         if self.view == "knn":
             return [self._evaluation_loader("train"), self._evaluation_loader("val")]
         return self._evaluation_loader("val")
 
-    def test_dataloader(self) -> ShardLoader | list[ShardLoader]:
+    def test_dataloader(self) -> ShardLoader | FeatureLoader | list[ShardLoader]:
         return self.val_dataloader()
 
     def predict_dataloader(self) -> ShardLoader:

@@ -258,6 +258,7 @@ class ShardLoader:
         num_workers: int,
         pin_memory: bool,
         prefetch: int,
+        persistent: bool = True,
     ) -> None:
         self.dataset = dataset
         self._loader = DataLoader(
@@ -265,7 +266,7 @@ class ShardLoader:
             batch_size=None,
             num_workers=num_workers,
             pin_memory=pin_memory,
-            persistent_workers=num_workers > 0,
+            persistent_workers=persistent and num_workers > 0,
             prefetch_factor=prefetch if num_workers else None,
             worker_init_fn=_start_worker,
         )

@@ -72,16 +72,21 @@ class HeadSpec:
     def parts(self) -> list[str]:
         return self.pooling.split("+")
 
+    @property
+    def reads(self) -> list[tuple[int, str]]:
+        """Block, counted from the end (-1 the last), and part of everything that it reads, in its order."""
+        return [(block, part) for part in self.parts for block in range(-self.n_last_blocks, 0)]
+
     def pool(self, features: list[Features]) -> Tensor:
         """Features of at least ``n_last_blocks`` last blocks to (B, width)."""
-        return torch.cat([pool(f, part) for part in self.parts for f in features[-self.n_last_blocks :]], 1)
+        return torch.cat([pool(features[block], part) for block, part in self.reads], 1)
 
 
 class LinearProbe(FrozenBackboneModule):
     """Linear classifiers on frozen features, by DINO's protocol.
 
     Heads start at N(0, 0.01) with bias 0 and are trained by SGD with momentum and a cosine per epoch to 0. Training
-    and validation batches hold ``image`` and ``label``.
+    and validation batches hold ``label`` and ``image``, or in its place ``features``, what :meth:`encode` gives.
 
     Args:
         backbone: frozen.
@@ -119,6 +124,8 @@ class LinearProbe(FrozenBackboneModule):
         if len(set(names)) < len(names):
             raise ValueError(f"heads: {next(n for n in names if names.count(n) > 1)} is listed twice")
         self.specs, self.num_classes = heads, num_classes
+        self.reads = sorted({read for head in heads for read in head.reads})
+        self._columns = [[self.reads.index(read) for read in head.reads] for head in heads]
         self.heads = nn.ModuleList(head.build(backbone.embed_dim, num_classes) for head in heads)
         self.top1 = nn.ModuleList(MulticlassAccuracy(num_classes, average="micro") for _ in heads)
         top5 = min(5, num_classes)
@@ -128,16 +135,19 @@ class LinearProbe(FrozenBackboneModule):
         self.val_images = SumMetric()
         self._images = 0
 
-    def features(self, images: Tensor) -> list[Tensor]:
-        """What each head reads, from one pass."""
+    def encode(self, images: Tensor) -> Tensor:
+        """(B, K, D): what the heads read, ``self.reads`` in that order, from one pass without gradients."""
+        self.images_encoded += len(images) if self.training else 0
         with torch.no_grad():
-            blocks = self.backbone.forward_intermediates(images, max(s.n_last_blocks for s in self.specs))
-            self.images_encoded += len(images) if self.training else 0
-            return [spec.pool(blocks) for spec in self.specs]
+            blocks = self.backbone.forward_intermediates(images, -self.reads[0][0])
+            return torch.stack([pool(blocks[block], part) for block, part in self.reads], 1)
 
-    def logits(self, images: Tensor) -> list[Tensor]:
-        """(B, C) of each head."""
-        return [head(x) for head, x in zip(self.heads, self.features(images), strict=True)]
+    def logits(self, encoded: Tensor) -> list[Tensor]:
+        """(B, K, D) to the (B, C) of each head."""
+        return [head(encoded[:, columns].flatten(1)) for head, columns in zip(self.heads, self._columns, strict=True)]
+
+    def _encoded(self, batch: dict[str, Any]) -> Tensor:
+        return batch["features"] if "features" in batch else self.encode(batch["image"])
 
     def configure_optimizers(self) -> Any:
         batch = self.hparams.global_batch_size or getattr(self.trainer.datamodule, "batch_size", None)
@@ -168,17 +178,17 @@ class LinearProbe(FrozenBackboneModule):
 
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
         self._check_labels(batch["label"])
-        self.images_trained += len(batch["image"])
-        losses = torch.stack([F.cross_entropy(y, batch["label"]) for y in self.logits(batch["image"])])
+        self.images_trained += len(batch["label"])
+        losses = torch.stack([F.cross_entropy(y, batch["label"]) for y in self.logits(self._encoded(batch))])
         self.log("train/loss", losses.detach().mean(), prog_bar=True)
         return losses.sum()  # the heads share no parameter, so each learns from its own loss alone
 
     def validation_step(self, batch: dict[str, Any], batch_idx: int) -> None:
-        if not len(batch["image"]):
+        if not len(batch["label"]):
             return
         self._check_labels(batch["label"])
-        self.val_images.update(len(batch["image"]))
-        for logits, top1, top5 in zip(self.logits(batch["image"]), self.top1, self.top5, strict=True):
+        self.val_images.update(len(batch["label"]))
+        for logits, top1, top5 in zip(self.logits(self._encoded(batch)), self.top1, self.top5, strict=True):
             top1.update(logits, batch["label"])
             top5.update(logits, batch["label"])
 
@@ -227,7 +237,10 @@ class LinearProbe(FrozenBackboneModule):
         return rows
 
     def counts(self) -> dict[str, float]:
-        """Training images of this device, and how often each went through the backbone: once for all heads."""
+        """Training images of this device over all epochs, and how often each went through the backbone.
+
+        Once for all heads; with features encoded beforehand once for all epochs, the validation set counted in.
+        """
         passes = self.images_encoded / self.images_trained if self.images_trained else 0.0
         return {
             "heads": len(self.specs),

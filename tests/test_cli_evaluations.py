@@ -190,3 +190,28 @@ def test_a_run_cut_short_does_not_replace_complete_results(shards, tmp_path):
         assert json.loads((folder / "results.partial.json").read_text())["complete"] is False
     run("fit", "linear_probe", shards, tmp_path)
     assert not list(folder.glob("results.partial*"))
+
+
+FEATURES = ("--data.init_args.view", "features")
+
+
+def test_features_encoded_once_for_all_epochs(shards, tmp_path):
+    """Without augmentation: what a probe learns from them is validated alike from the images."""
+    (tmp_path / "images").mkdir()
+    folder = run("fit", "linear_probe", shards, tmp_path, "vim", *FEATURES)
+    table = read_results(folder)
+    trained = table["counts"]["training_images"]
+    assert trained == 2 * 24 and table["counts"]["backbone_passes_per_training_image"] == (24 + 20) / trained
+    path = folder / "checkpoints/last.ckpt"
+    again = run("validate", "linear_probe", shards, tmp_path / "images", "vim", "--ckpt_path", str(path))
+    for row, other in zip(table["rows"], read_results(again)["rows"], strict=True):
+        assert row["images"] == other["images"] == 20
+        assert (row["top1_last"], row["top5_last"]) == pytest.approx((other["top1_last"], other["top5_last"]), abs=1e-9)
+
+
+def test_features_of_a_model_that_encodes_none(shards, tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        run("fit", "dino", shards, tmp_path, "vim", *FEATURES)
+    assert (
+        "view=features wants a model with encode(images), such as LinearProbe; DINO has none" in capsys.readouterr().err
+    )

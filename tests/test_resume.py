@@ -188,6 +188,28 @@ WORKER = ("--data.init_args.num_workers", "1")
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_probe_of_features_killed_inside_an_epoch(processes, many, tmp_path, monkeypatch):
+    """What was encoded is encoded again; the orders go on."""
+    extra = ["--data.init_args.view", "features"]
+    extra += ["--trainer.devices", str(processes), "--trainer.strategy", "ddp"] if processes > 1 else []
+    (tmp_path / "whole").mkdir()
+    finish(start(many, tmp_path / "whole", "linear_probe", *extra))
+    monkeypatch.setenv("SECONDS_A_BATCH", "0.2")
+    process = start(many, tmp_path, "linear_probe", *extra)
+    wait_for_step(tmp_path, 14, process)
+    monkeypatch.undo()
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+    at = state(tmp_path)[0]
+    assert 14 <= at < 30 and at % 10
+    assert "resuming from" in finish(start(many, tmp_path, "linear_probe", *extra))
+    assert same(state(tmp_path), state(tmp_path / "whole")) and history(tmp_path) == history(tmp_path / "whole")
+    keys = [key for line in read_keys(tmp_path / "whole/run") if line["epoch"] == 1 for key in line["keys"]]
+    assert len(keys) == len(set(keys)) == 80
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
 @pytest.mark.parametrize("processes", [1, 2])

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import RichProgressBar
 from lightning.pytorch.loggers import TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -92,6 +93,20 @@ def test_a_terminal_gets_a_bar():
     bar = Progress(terminal=False)
     bar.enable()  # as Lightning does on the first rank
     assert not bar.is_enabled
+
+
+def test_the_bar_reads_values_as_often_as_the_curves(tmp_path, monkeypatch):
+    """Each reading waits for the device."""
+    read = []
+    monkeypatch.setattr(
+        RichProgressBar, "get_metrics", lambda self, trainer, module: read.append(trainer.global_step) or {"x": 1}
+    )
+    trainer = Trainer(
+        accelerator="cpu", max_epochs=2, log_every_n_steps=4, enable_checkpointing=False, enable_model_summary=False,
+        logger=False, callbacks=[Progress(terminal=True)],
+    )  # fmt: skip
+    trainer.fit(Line(), torch.utils.data.DataLoader(BATCHES, batch_size=None))
+    assert {4, 8, 12} <= set(read) and not {2, 3, 7, 9, 10, 11} & set(read)
 
 
 def test_crash_report(tmp_path, capfd):

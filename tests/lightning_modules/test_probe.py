@@ -140,7 +140,7 @@ def test_a_trained_probe_on_sets(tmp_path):
         other.spec, other.head = probe.trained_head(name)
         other._weights = str(path)
         found = evaluate(tmp_path, other, sets, classes)
-        logits = probe.eval().logits(batch["image"])[index]
+        logits = probe.eval().logits(probe.encode(batch["image"]))[index]
         for key, among in classes.items():
             hits = [bool(hit) for hit in accepted(logits, answers, among)]
             assert found[key] == (pytest.approx((hits[0] + hits[1] + hits[3]) / 3), 3)
