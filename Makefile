@@ -33,7 +33,7 @@ slurm-local: ## a SLURM of two nodes on this host, in SLURM_DIR
 slurm-local-down: ## takes it down
 	slurm/local.sh down $(SLURM_DIR)
 
-BENCHMARKS = input_pipeline dino_step ssd_cpu ssd_growth causal_conv binary_auc knn probe_heads
+BENCHMARKS = input_pipeline dino_step ssd_cpu ssd_growth causal_conv binary_auc knn probe_heads kernel_registers scaling
 bench: setup ## every benchmark that needs no GPU, into benchmarks/results (BENCHMARKS=ssd_cpu for one)
 	$(BIN)/pip install --quiet -e '.[bench]'
 	for name in $(BENCHMARKS); do $(BIN)/python benchmarks/$$name.py || exit 1; done

@@ -56,6 +56,8 @@ class Machine(NamedTuple):
     """A GPU's bfloat16 operations a second, as achieved over a step: 40 % of what a large product reaches."""
     link: float = 50e9
     """Bytes a second between nodes, for each GPU: a 400 Gbit/s card each."""
+    memory: float = 3e12
+    """Bytes a second of a GPU's own memory."""
     cores: int = 12
     """For each GPU."""
     image_ms: float = 5.9
@@ -95,16 +97,20 @@ def reckoned(run: Run, machine: Machine) -> list[list[str]]:
     rows = []
     backbone, head = run.flops
     gradient = 4 * sum(run.parameters)
+    # AdamW reads and writes weight and two moments and reads the gradient, the EMA reads two and writes one; then
+    # clipping reads the gradient twice and writes it once, and weight norm reads and writes the prototypes
+    update = (13 * gradient + 4 * 4 * 256 * run.out_dim) / machine.memory * 1e3
     for gpus in (1, 8, 16, 32, 64, 128, 256, 512):
         batch = run.global_batch / gpus
         compute = batch * (backbone + head) / machine.flops * 1e3
         exchange = 0.0 if gpus == 1 else 2 * (gpus - 1) / gpus * gradient / machine.link * 1e3
         loading = batch * machine.image_ms / machine.cores
         # gradients are exchanged while the backward pass, half of the operations, goes on
-        step = max(compute + max(0.0, exchange - compute / 2), loading)
+        step = max(compute + max(0.0, exchange - compute / 2) + update, loading)
         limit = "loading" if loading >= step else "all-reduce" if exchange > compute / 2 else "arithmetic"
         rows.append([
-            str(gpus), f"{batch:g}", f"{compute:.1f}", f"{exchange:.1f}", f"{loading:.1f}", f"{step:.1f}", limit,
+            str(gpus), f"{batch:g}", f"{compute:.1f}", f"{exchange:.1f}", f"{update:.1f}",
+            f"{loading:.1f}", f"{step:.1f}", limit,
             f"{run.images * run.image_bytes / gpus / 1e9:.3g}", f"{run.images // run.global_batch * step / 3.6e6:.3f}",
         ])  # fmt: skip
     return rows
@@ -117,15 +123,25 @@ def main() -> None:
     measured()
     machine = Machine()
     print(f"reckoned with {machine}")
-    header = ["GPUs", "images a GPU", "arithmetic, ms", "all-reduce, ms", "loading, ms", "step, ms", "limit",
-              "GB read by a rank an epoch", "hours an epoch"]  # fmt: skip
-    for run in (Run("Vim-T", 256, 24), Run("Vim-S", 512, 24), Run("Vim-B", 768, 24)):
+    header = ["GPUs", "images a GPU", "arithmetic, ms", "all-reduce, ms", "update, ms", "loading, ms", "step, ms",
+              "limit", "GB read by a rank an epoch", "hours an epoch"]  # fmt: skip
+    runs = Run("Vim-T", 256, 24), Run("Vim-S", 512, 24), Run("Vim-B", 768, 24)
+    for run in runs:
         blocks, head = run.parameters
         backbone, of_head = run.flops
         print(f"\n{run.name}: {blocks / 1e6:.0f} M parameters in blocks, {head / 1e6:.0f} M in the head; "
               f"{backbone / 1e9:.0f} GFLOP an image in the backbone, {of_head / 1e9:.1f} in the head\n")  # fmt: skip
         print("| " + " | ".join(header) + " |\n|" + " --- |" * len(header))
         print("\n".join("| " + " | ".join(row) + " |" for row in reckoned(run, machine)))
+    columns = ["model", "images/s of a GPU", "cores that feed it", "images a GPU below which all-reduce shows",
+               "head's share of operations", "head's share of gradients"]  # fmt: skip
+    print("\n| " + " | ".join(columns) + " |\n|" + " --- |" * len(columns))
+    for run in runs:
+        backbone, head = run.flops
+        rate = machine.flops / (backbone + head)
+        fewest = 2 * 2 * 4 * sum(run.parameters) / machine.link * rate
+        shares = f"{head / (backbone + head):.1%} | {run.parameters[1] / sum(run.parameters):.0%}"
+        print(f"| {run.name} | {rate:.0f} | {rate * machine.image_ms / 1e3:.1f} | {fewest:.0f} | {shares} |")
 
 
 if __name__ == "__main__":
