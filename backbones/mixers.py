@@ -6,6 +6,8 @@ Every mixer maps (B, L, D) to (B, L, D) and offers, for the same input,
 """
 
 import math
+from collections.abc import Callable
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -26,6 +28,8 @@ from backbones.ops import (
 )
 
 KEY_AXES = ("tokens", "channels")
+WHOLE_MIXER = ("triton", "compiled")
+"""Backends that are more than a scan's."""
 
 
 class Mixing(NamedTuple):
@@ -150,7 +154,7 @@ class BidirectionalMamba2(nn.Module):
         ngroups: g, sets of B and C.
         dt_min, dt_max: range of the initial step sizes.
         chunk_size, backend: see :func:`backbones.ops.ssd`; ``triton`` takes :func:`backbones.ops.bidirectional_ssd`
-            for all between the two projections.
+            for all between the two projections, ``compiled`` puts ``torch`` through torch.compile.
 
     Raises:
         ValueError: for an unknown backend, where ``dim * expand / headdim`` is not whole, or (with
@@ -163,8 +167,8 @@ class BidirectionalMamba2(nn.Module):
     ) -> None:  # fmt: skip
         super().__init__()
         inner = dim * expand
-        if backend not in (*BACKENDS, "triton"):
-            raise ValueError(f"backend={backend!r}; allowed: {', '.join(BACKENDS)}, triton")
+        if backend not in (*BACKENDS, *WHOLE_MIXER):
+            raise ValueError(f"backend={backend!r}; allowed: {', '.join((*BACKENDS, *WHOLE_MIXER))}")
         if inner % headdim:
             raise ValueError(
                 f"embed_dim·expand/headdim must be a whole number: embed_dim={dim}, expand={expand}, headdim={headdim}"
@@ -221,7 +225,7 @@ class BidirectionalMamba2(nn.Module):
     @property
     def _scan_backend(self) -> str:
         """For a scan alone."""
-        return "auto" if self.backend == "triton" else self.backend
+        return {"triton": "auto", "compiled": "torch"}.get(self.backend, self.backend)
 
     def scan(self, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The gate z and the outputs of both scans before gating, (B, L, inner) each and in the order of u."""
@@ -243,6 +247,11 @@ class BidirectionalMamba2(nn.Module):
         if self.backend == "triton":
             sizes = self.headdim, self.d_state, self.ngroups, self.eps
             return self.out_proj(bidirectional_ssd(self.in_proj(u), self._directions(), *sizes))
+        if self.backend == "compiled":
+            return _compiled()(self, u)
+        return self._forward(u)
+
+    def _forward(self, u: Tensor) -> Tensor:
         z, forward, backward = self.scan(u)
         y = gated_rms_norm(forward, z, self.norm.weight, self.eps, self.ngroups)
         y_b = gated_rms_norm(backward, z, self.norm_b.weight, self.eps, self.ngroups)
@@ -268,6 +277,12 @@ class BidirectionalMamba2(nn.Module):
             for direction, inputs in zip(("forward", "backward"), both, strict=True)
         )  # fmt: skip
         return [forward, backward.reversed()]
+
+
+@cache
+def _compiled() -> Callable[[BidirectionalMamba2, Tensor], Tensor]:
+    """One compilation for all blocks alike and each shape, kept on disk by torch (TORCHINDUCTOR_CACHE_DIR)."""
+    return torch.compile(BidirectionalMamba2._forward, dynamic=False)
 
 
 class _SelectiveInputs(NamedTuple):

@@ -358,3 +358,22 @@ def test_mixer_size_error(size):
         BidirectionalMamba2(**size)
     with pytest.raises(ValueError, match="multiple of 8: embed_dim=64"):
         BidirectionalMamba2(64, backend="mamba_ssm")
+
+
+@pytest.mark.slow
+def test_a_compiled_mixer():
+    """The same to rounding, gradients too; mixers alike share a compilation."""
+    torch.manual_seed(0)
+    plain = BidirectionalMamba2(16, d_state=4, headdim=8, backend="torch")
+    graphs = []
+    for _ in range(2):
+        compiled = BidirectionalMamba2(16, d_state=4, headdim=8, backend="compiled")
+        plain.load_state_dict(compiled.state_dict())
+        u = torch.randn(2, 9, 16, requires_grad=True)
+        results = [
+            (y, *torch.autograd.grad(y.square().sum(), [u, *m.parameters()])) for m in (plain, compiled) for y in [m(u)]
+        ]
+        for a, b in zip(*results, strict=True):
+            torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-4)
+        graphs.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+    assert graphs[0] == graphs[1] > 0

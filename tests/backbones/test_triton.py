@@ -203,7 +203,9 @@ def test_wrong_input(monkeypatch):
         bidirectional_ssd(tensors[0][..., 1:], Directions(*tensors[1:]), **sizes)
     with pytest.raises(ValueError, match=r"D has shape \(3, 2\), wants \(2, 2\)"):
         bidirectional_ssd(tensors[0], Directions(*tensors[1:])._replace(D=torch.ones(3, 2)), **sizes)
-    with pytest.raises(ValueError, match="backend='tritn'; allowed: auto, torch, recurrent, mamba_ssm, triton"):
+    with pytest.raises(
+        ValueError, match="backend='tritn'; allowed: auto, torch, recurrent, mamba_ssm, triton, compiled"
+    ):
         BidirectionalMamba2(16, headdim=16, backend="tritn")
     monkeypatch.setenv("TRITON_INTERPRET", "0")
     with pytest.raises(RuntimeError, match="backend='triton' needs a GPU, found cpu; use backend='auto' or 'torch'"):
