@@ -38,6 +38,30 @@ def _step(dt, bias, inside):
 
 
 @triton.jit
+def _tokens(position, length, direction):
+    """Where the tokens at these places of a scan stand in memory, and which of them there are."""
+    return tl.where(direction == 0, position, length - 1 - position), position < length
+
+
+@triton.jit
+def _inputs(
+    xBC, dt, bias, A, head, group, token, inside,
+    HEADS: tl.constexpr, CHANNELS: tl.constexpr, DT_STRIDE: tl.constexpr,
+    HEADDIM: tl.constexpr, STATE: tl.constexpr, GROUPS: tl.constexpr, P: tl.constexpr, N: tl.constexpr,
+):  # fmt: skip
+    """A block's raw and own step sizes, cumulative decay, x (BLOCK, P), B and C (BLOCK, N), and the latter's masks."""
+    raw, step = _step(tl.load(dt + token * DT_STRIDE + head, mask=inside, other=0.0).to(tl.float32), bias, inside)
+    p, n = tl.arange(0, P), tl.arange(0, N)
+    x_mask, n_mask = inside[:, None] & (p < HEADDIM)[None, :], inside[:, None] & (n < STATE)[None, :]
+    at = xBC + token[:, None] * CHANNELS
+    B_at = at + HEADS * HEADDIM + group * STATE + n[None, :]
+    x_t = tl.load(at + head * HEADDIM + p[None, :], mask=x_mask, other=0.0)
+    B_t = tl.load(B_at, mask=n_mask, other=0.0)
+    C_t = tl.load(B_at + GROUPS * STATE, mask=n_mask, other=0.0)
+    return raw, step, tl.cumsum(step * A, 0), x_t, B_t, C_t, x_mask, n_mask
+
+
+@triton.jit
 def _forward_kernel(
     xBC, dt, dt_bias, A_log, D, y, length,
     HEADS: tl.constexpr, CHANNELS: tl.constexpr, DT_STRIDE: tl.constexpr,
@@ -47,25 +71,20 @@ def _forward_kernel(
     head, sequence, direction = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     first = (direction * tl.num_programs(1) + sequence).to(tl.int64) * length
     group = head // (HEADS // GROUPS)
-    p, n, u = tl.arange(0, P), tl.arange(0, N), tl.arange(0, BLOCK)
+    p, u = tl.arange(0, P), tl.arange(0, BLOCK)
     A = -tl.exp(tl.load(A_log + direction * HEADS + head))
     bias, skip = tl.load(dt_bias + direction * HEADS + head), tl.load(D + direction * HEADS + head)
     xBC += first * CHANNELS
-    x, B = xBC + head * HEADDIM, xBC + HEADS * HEADDIM + group * STATE
     y += first * HEADS * HEADDIM + head * HEADDIM
-    dt += sequence.to(tl.int64) * length * DT_STRIDE + head
+    dt += sequence.to(tl.int64) * length * DT_STRIDE
     earlier = u[:, None] >= u[None, :]
     state = tl.zeros((N, P), tl.float32)
     for start in range(0, length, BLOCK):
-        inside = start + u < length
-        token = tl.where(direction == 0, start + u, length - 1 - start - u)
-        _, step = _step(tl.load(dt + token * DT_STRIDE, mask=inside, other=0.0).to(tl.float32), bias, inside)
-        cum = tl.cumsum(step * A, 0)
-        x_mask, n_mask = inside[:, None] & (p < HEADDIM)[None, :], inside[:, None] & (n < STATE)[None, :]
-        at = token[:, None] * CHANNELS
-        x_t = tl.load(x + at + p[None, :], mask=x_mask, other=0.0)
-        B_t = tl.load(B + at + n[None, :], mask=n_mask, other=0.0)
-        C_t = tl.load(B + at + GROUPS * STATE + n[None, :], mask=n_mask, other=0.0)
+        token, inside = _tokens(start + u, length, direction)
+        _, step, cum, x_t, B_t, C_t, x_mask, _ = _inputs(
+            xBC, dt, bias, A, head, group, token, inside,
+            HEADS, CHANNELS, DT_STRIDE, HEADDIM, STATE, GROUPS, P, N,
+        )  # fmt: skip
         low = x_t.dtype
         xdt = (x_t.to(tl.float32) * step[:, None]).to(low)
         decay = tl.exp(tl.where(earlier, cum[:, None] - cum[None, :], float("-inf")))
@@ -106,7 +125,6 @@ def _backward_kernel(
     dy += first * HEADS * HEADDIM
     dt += sequence.to(tl.int64) * length * DT_STRIDE
     ddt += first * HEADS
-    B = xBC + HEADS * HEADDIM + group * STATE
     # (shares, 2, b, l, 2, g, n)
     tokens = tl.num_programs(2) * tl.num_programs(1) * length
     dB = dBC + ((share % shares).to(tl.int64) * tokens + first) * 2 * GROUPS * STATE + group * STATE
@@ -120,15 +138,11 @@ def _backward_kernel(
         state = tl.zeros((N, P), tl.float32)
         for block in range(blocks):
             position = block * BLOCK + u
-            inside = position < length
-            token = tl.where(direction == 0, position, length - 1 - position)
-            _, step = _step(tl.load(dt + token * DT_STRIDE + head, mask=inside, other=0.0).to(tl.float32), bias, inside)
-            cum = tl.cumsum(step * A, 0)
-            x_mask, n_mask = inside[:, None] & (p < HEADDIM)[None, :], inside[:, None] & (n < STATE)[None, :]
-            at = token[:, None] * CHANNELS
-            x_t = tl.load(xBC + head * HEADDIM + at + p[None, :], mask=x_mask, other=0.0)
-            B_t = tl.load(B + at + n[None, :], mask=n_mask, other=0.0)
-            C_t = tl.load(B + at + GROUPS * STATE + n[None, :], mask=n_mask, other=0.0)
+            token, inside = _tokens(position, length, direction)
+            _, step, cum, x_t, B_t, C_t, x_mask, n_mask = _inputs(
+                xBC, dt, bias, A, head, group, token, inside,
+                HEADS, CHANNELS, DT_STRIDE, HEADDIM, STATE, GROUPS, P, N,
+            )  # fmt: skip
             dy_at = dy + head * HEADDIM + token[:, None] * (HEADS * HEADDIM) + p[None, :]
             dy_t = tl.load(dy_at, mask=x_mask, other=0.0)
             low = x_t.dtype
@@ -155,17 +169,11 @@ def _backward_kernel(
         later, A_sum, D_sum = 0.0, 0.0, 0.0
         for i in range(blocks):
             position = (blocks - 1 - i) * BLOCK + u
-            inside = position < length
-            token = tl.where(direction == 0, position, length - 1 - position)
-            raw, step = _step(
-                tl.load(dt + token * DT_STRIDE + head, mask=inside, other=0.0).to(tl.float32), bias, inside
-            )
-            cum = tl.cumsum(step * A, 0)
-            x_mask, n_mask = inside[:, None] & (p < HEADDIM)[None, :], inside[:, None] & (n < STATE)[None, :]
-            at = token[:, None] * CHANNELS
-            x_t = tl.load(xBC + head * HEADDIM + at + p[None, :], mask=x_mask, other=0.0)
-            B_t = tl.load(B + at + n[None, :], mask=n_mask, other=0.0)
-            C_t = tl.load(B + at + GROUPS * STATE + n[None, :], mask=n_mask, other=0.0)
+            token, inside = _tokens(position, length, direction)
+            raw, step, cum, x_t, B_t, C_t, x_mask, n_mask = _inputs(
+                xBC, dt, bias, A, head, group, token, inside,
+                HEADS, CHANNELS, DT_STRIDE, HEADDIM, STATE, GROUPS, P, N,
+            )  # fmt: skip
             dy_at = dy + head * HEADDIM + token[:, None] * (HEADS * HEADDIM) + p[None, :]
             dy_t = tl.load(dy_at, mask=x_mask, other=0.0)
             low = x_t.dtype
@@ -200,7 +208,7 @@ def _backward_kernel(
             tl.store(ddt + token * HEADS + head, dstep * tl.sigmoid(raw), mask=inside)
             g = dy_t.to(tl.float32)
             D_sum += tl.sum(tl.sum(g * wide, 1), 0)
-            dx_at = dxBC + head * HEADDIM + at + p[None, :]
+            dx_at = dxBC + head * HEADDIM + token[:, None] * CHANNELS + p[None, :]
             tl.store(dx_at, dxdt * step[:, None] + g * skip, mask=x_mask)
         tl.store(dA + line * HEADS + head, A_sum)
         tl.store(dD + line * HEADS + head, D_sum)
