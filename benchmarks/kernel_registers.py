@@ -76,9 +76,9 @@ def main() -> None:
     for name, kernel, sizes in kernels():
         binary = compiled(kernel, sizes)
         ptx = binary.asm["ptx"]
-        loads = (
-            f"{ptx.count('ld.global.v4') + ptx.count('cp.async')} of {ptx.count('ld.global') + ptx.count('cp.async')}"
-        )
+        copies = re.findall(r"cp\.async\.c[ag]\.shared\.global[^;]*\], (\w+)", ptx)
+        wide = ptx.count("ld.global.v4") + sum(int(size, 0) == 16 for size in copies)
+        loads = f"{wide} of {ptx.count('ld.global') + len(copies)}"
         launch = f"{sizes.get('BLOCK', sizes.get('ROWS'))}, {sizes.get('num_warps', 4)}"
         rows.append([name, launch, *usage(binary.asm["cubin"]), str(binary.metadata.shared), loads])
     header = ["kernel", "block, warps", "registers", "bytes spilled", "shared bytes", "loads of 16 bytes"]

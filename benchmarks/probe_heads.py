@@ -56,7 +56,7 @@ def whole_probe(backbone: VisionMamba, root: str, view: str) -> None:
 def main() -> None:
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.ERROR)
-    warnings.filterwarnings("ignore")
+    warnings.filterwarnings("ignore")  # Lightning's, of workers and a missing logger: they would stand in the table
     keep_freed_memory()
     torch.set_num_threads(2)
     torch.manual_seed(0)

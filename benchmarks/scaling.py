@@ -61,7 +61,7 @@ class Machine(NamedTuple):
     cores: int = 12
     """For each GPU."""
     image_ms: float = 5.9
-    """Of a core, JPEG to ten crops: benchmarks/results/input_pipeline.md."""
+    """Of a core, JPEG to ten crops: 5.5 to 6.4 in benchmarks/results/input_pipeline.md."""
 
 
 class Run(NamedTuple):

@@ -3,7 +3,7 @@
 Peers do the same work with the same weights, and are held to the same output and gradient first: the published
 minimal listing's algorithm (chunks and einsums, a grouped conv1d), and transformers' fallback for Mamba-2. timm's ViT
 block of the same width is another architecture, with its MLP; the two projections alone are a floor. Ours under
-bfloat16 autocast and, for one size, through torch.compile (which takes some 40 s a shape) say whether those pay.
+bfloat16 autocast and, for one size, through torch.compile (tens of seconds a shape) say whether those pay.
 """
 
 from collections.abc import Callable

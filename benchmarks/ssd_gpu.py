@@ -73,7 +73,7 @@ def error(ours: Tensor, exact: Tensor) -> float:
 
 
 def check() -> None:
-    """Output and gradient of the input, against float64 by plain PyTorch."""
+    """Output and gradients of input and projections, against float64 by plain PyTorch."""
     device = "cuda" if CUDA else "cpu"
     dims, lengths = ((256, 768), (1, 37, 198, 1025)) if CUDA else ((32,), (1, 37, 70))
     for dim, length, (dtype, tolerance) in itertools.product(
@@ -100,7 +100,7 @@ def check() -> None:
             raise SystemExit(f"wrong: more than {tolerance}")
 
 
-def median_ms(function: Callable[[], object], calls: int = 20) -> list[float]:
+def times_ms(function: Callable[[], object], calls: int = 20) -> list[float]:
     for _ in range(5):
         function()
     times = []
@@ -117,10 +117,10 @@ def median_ms(function: Callable[[], object], calls: int = 20) -> list[float]:
 def ceilings() -> tuple[float, float]:
     """Operations and bytes in a second: a large bfloat16 product, a large copy (read and written)."""
     a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
-    rate = 2 * 8192**3 / statistics.median(median_ms(lambda: a @ b)) * 1e3
+    rate = 2 * 8192**3 / statistics.median(times_ms(lambda: a @ b)) * 1e3
     big = torch.randn(2**30, device="cuda", dtype=torch.bfloat16)
     out = torch.empty_like(big)
-    copied = 2 * big.nbytes / statistics.median(median_ms(lambda: out.copy_(big))) * 1e3
+    copied = 2 * big.nbytes / statistics.median(times_ms(lambda: out.copy_(big))) * 1e3
     return rate, copied
 
 
@@ -157,7 +157,7 @@ def mixers(rate: float, copied: float) -> None:
     for (name, dim), (batch, length) in itertools.product(SIZES.items(), SHAPES):
         modules = peers(dim)
         u = torch.randn(batch, length, dim, device="cuda", dtype=torch.bfloat16, requires_grad=True)
-        times = {who: median_ms(partial(step, module, u)) for who, module in modules.items()}
+        times = {who: times_ms(partial(step, module, u)) for who, module in modules.items()}
         ours = times.pop("ours")
         least, parts = floor(modules["ours"], batch, length, rate, copied)  # type: ignore[arg-type]
         for who, theirs in times.items():
@@ -182,7 +182,7 @@ def launches() -> None:
             mixer = BidirectionalMamba2(768, backend="triton").cuda()
             u = torch.randn(batch, length, 768, device="cuda", dtype=torch.bfloat16, requires_grad=True)
             try:
-                time = f"{statistics.median(median_ms(partial(step, mixer, u))):.3f}"
+                time = f"{statistics.median(times_ms(partial(step, mixer, u))):.3f}"
             except Exception as failure:  # more shared memory or registers than there are
                 time = type(failure).__name__
             mark = " (in use)" if launch == used else ""
@@ -214,7 +214,7 @@ def training() -> None:
                     total = sum(model(images).float().mean() for images in data)
                 total.backward()  # type: ignore[union-attr]
 
-            times = median_ms(once, 8)
+            times = times_ms(once, 8)
             memory = (torch.cuda.max_memory_allocated() - before) / 2**30
             rows.append([name, f"{IMAGES / statistics.median(times) * 1e3:.0f}", f"{memory:.1f}"])
         except (ImportError, torch.OutOfMemoryError) as failure:

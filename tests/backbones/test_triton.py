@@ -15,7 +15,7 @@ import backbones
 from backbones.mixers import BidirectionalMamba2
 from backbones.ops import Directions, bidirectional_ssd, causal_conv_reference, gated_rms_norm, ssd_recurrent
 
-pytest.importorskip("triton")
+pytest.importorskip("triton")  # torch brings it on Linux only
 from backbones.ops import triton_conv, triton_norm, triton_ssd
 from tests.tiny_runs import ROOT
 
