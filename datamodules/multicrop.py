@@ -7,6 +7,7 @@ decoded, no larger than they need it, and each view is cut, changed and written 
 import math
 import os
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import permutations
 from typing import NamedTuple
@@ -16,6 +17,7 @@ import numpy as np
 
 from datamodules import pixel_ops
 from datamodules.pixel_ops import Box
+from datamodules.views import ViewParameters, renderer
 
 RATIO = (3 / 4, 4 / 3)
 TRIES = 10
@@ -89,19 +91,6 @@ class ViewKind(NamedTuple):
     solarize_prob: float
 
 
-class ViewParameters(NamedTuple):
-    """What is done to one view, in this order."""
-
-    box: Box
-    jitter: tuple[tuple[int, float], ...]
-    """(which of JITTER, its factor) in order; empty for none."""
-    gray: bool
-    sigma: float | None
-    solarize: bool
-    flip: bool
-    """Commutes with all the others, so it comes with the last copy."""
-
-
 def random_box(width: int, height: int, scale: tuple[float, float], draws: list[float]) -> Box:
     """A crop of random area and ratio, as torchvision's RandomResizedCrop draws it.
 
@@ -135,6 +124,7 @@ class MultiCrop:
             *[ViewKind(config.local_size, config.local_scale, local, 0.0)] * config.num_local,
         ]
         self._seed = SampleSeed()
+        renderer()  # compiles it here, once, and not in every worker
         strengths = config.jitter
         self._low = [*(max(0.0, 1 - s) for s in strengths[:3]), -strengths[3]]
         self._span = [*(1 + s - low for s, low in zip(strengths[:3], self._low, strict=False)), 2 * strengths[3]]
@@ -179,9 +169,9 @@ class MultiCrop:
             out: for each view, a (3, size, size) uint8 array whose channels are contiguous.
         """
         shrunk = size[0] / pixels.shape[1], size[1] / pixels.shape[0]
-        for kind, p, planes in zip(self.kinds, parameters, out, strict=True):
-            box = p.box if shrunk == (1.0, 1.0) else _scaled(p.box, *shrunk)
-            write_planes(change(pixel_ops.resized_crop(pixels, box, kind.size), p), p.flip, planes)
+        if shrunk != (1.0, 1.0):
+            parameters = [p._replace(box=_scaled(p.box, *shrunk)) for p in parameters]
+        (renderer() or render_in_python)(pixels, parameters, out)
 
     def __call__(self, image: np.ndarray, seed: int, epoch: int, index: int) -> list[np.ndarray]:
         """(H, W, 3) uint8 and the sample's (seed, epoch, index) to (3, size, size) uint8 arrays."""
@@ -189,6 +179,12 @@ class MultiCrop:
         out = [np.empty((3, kind.size, kind.size), np.uint8) for kind in self.kinds]
         self.render(image, size, self.draw(*size, seed, epoch, index), out)
         return out
+
+
+def render_in_python(pixels: np.ndarray, views: Sequence[ViewParameters], out: Sequence[np.ndarray]) -> None:
+    """What :func:`datamodules.views.renderer` does, where there is no C compiler; within pixel_ops' tolerances."""
+    for p, planes in zip(views, out, strict=True):
+        write_planes(change(pixel_ops.resized_crop(pixels, p.box, planes.shape[-1]), p), p.flip, planes)
 
 
 def change(view: np.ndarray, p: ViewParameters) -> np.ndarray:

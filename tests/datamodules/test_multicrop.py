@@ -12,9 +12,10 @@ from scipy import stats
 from torchvision.transforms import ColorJitter, RandomResizedCrop
 
 from datamodules.decoding import EncodedImage
-from datamodules.multicrop import MultiCrop, MultiCropConfig, ProbeCrop, SampleSeed
+from datamodules.multicrop import MultiCrop, MultiCropConfig, ProbeCrop, SampleSeed, render_in_python
 from datamodules.samples import RawSample
 from datamodules.stream import MultiCropView, collate
+from datamodules.views import renderer
 
 WIDTH, HEIGHT, SAMPLES = 500, 375, 3000
 
@@ -137,7 +138,8 @@ def test_probabilities(drawn):
 def by_pil(image, size, p):
     """A view as PIL and torchvision make it."""
     left, top, width, height = p.box
-    view = Image.fromarray(image).crop((left, top, left + width, top + height)).resize((size, size), Image.BICUBIC)
+    view = Image.fromarray(image).crop((left, top, left + width, top + height))
+    view = view.resize((size, height), Image.BICUBIC).resize((size, size), Image.BICUBIC)  # in this order in any Pillow
     view = TF.hflip(view) if p.flip else view
     for which, factor in p.jitter:
         if which < 3:
@@ -149,20 +151,33 @@ def by_pil(image, size, p):
     return np.asarray(ImageOps.solarize(view, 128) if p.solarize else view).transpose(2, 0, 1).astype(int)
 
 
-def test_whole_views_against_pil(image):
-    """The mean error of a view is that of a hue by 8 bits; solarising turns a value about the threshold over."""
+@pytest.mark.skipif(renderer() is None, reason="no C compiler")
+def test_whole_views_are_pils(image):
     crops = MultiCrop(MultiCropConfig(global_size=64, local_size=28))
-    errors, seen = [], set()
+    seen = set()
     for index in range(60):
         drawn = crops.draw(120, 90, 0, 0, index)
         for kind, p, ours in zip(crops.kinds, drawn, crops(image, 0, 0, index), strict=True):
+            assert np.array_equal(ours, by_pil(image, kind.size, p))
+            seen.add((bool(p.jitter), p.gray, p.sigma is not None, p.solarize, p.flip))
+    assert len(seen) > 20
+
+
+def test_whole_views_in_python_are_near_to_pils(image):
+    """The mean error of a view is that of a hue by 8 bits; solarising turns a value about the threshold over."""
+    crops = MultiCrop(MultiCropConfig(global_size=64, local_size=28))
+    errors = []
+    for index in range(60):
+        drawn = crops.draw(120, 90, 0, 0, index)
+        out = [np.empty((3, kind.size, kind.size), np.uint8) for kind in crops.kinds]
+        render_in_python(image, drawn, out)
+        for kind, p, ours in zip(crops.kinds, drawn, out, strict=True):
             error = np.abs(ours - by_pil(image, kind.size, p))
             if p.solarize:
                 error = np.minimum(error, np.abs(255 - ours - by_pil(image, kind.size, p)))
             errors.append(error.mean())
             assert error.mean() < 3.5 and np.quantile(error, 0.99) <= 14
-            seen.add((bool(p.jitter), p.gray, p.sigma is not None, p.solarize, p.flip))
-    assert np.mean(errors) < 0.8 and len(seen) > 20
+    assert np.mean(errors) < 0.8
 
 
 def test_only_what_was_asked_for(image):

@@ -1,0 +1,100 @@
+"""C that stands beside the Python it serves, compiled for this machine when it is first called.
+
+Needs a C compiler ($CC, cc, gcc or clang) once; what it makes is kept in $DINOMAMBA_CACHE, else in the user's cache
+folder, under a name that follows from the C, the flags and the processor. Where there is none, :func:`library` returns
+None after one warning, and its callers take the Python they are compared with. DINOMAMBA_NATIVE=0 has them do so.
+"""
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+import warnings
+from functools import cache
+from pathlib import Path
+
+FLAGS = ("-O3", "-std=gnu11", "-fPIC", "-shared", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off")
+"""None of them changes a result: sums are not reordered, products and sums not fused."""
+TUNED = ("-march=native", "-mcpu=native")
+"""For the very processor: the first that the compiler takes."""
+
+
+def compiler() -> str | None:
+    """The path of a C compiler, or None."""
+    names = [os.environ["CC"]] if os.environ.get("CC") else ["cc", "gcc", "clang"]
+    return next((found for name in names if (found := shutil.which(name))), None)
+
+
+def _processor() -> str:
+    """What code for this very machine may rely on."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    return "\n".join(
+        [
+            platform.system(),
+            platform.machine(),
+            *sorted({x for x in lines if x.startswith(("flags", "Features", "model name"))}),
+        ]
+    )
+
+
+def _folder() -> Path:
+    """Where libraries are kept: a folder of this user's alone, or a new one for this process."""
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    folder = Path(os.environ.get("DINOMAMBA_CACHE") or Path(home) / "dinomamba") / "native"
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if os.access(folder, os.W_OK) and folder.stat().st_uid == os.getuid():
+            return folder
+    except OSError:
+        pass
+    return Path(tempfile.mkdtemp(prefix="dinomamba-"))
+
+
+def _compile(cc: str, source: Path, target: Path, flags: tuple[str, ...]) -> str:
+    """Makes the library, aside and then renamed; the compiler's complaint where it cannot."""
+    aside = target.with_suffix(f".{os.getpid()}")
+    complaint = ""
+    for tuned in (*TUNED, ""):
+        command = [cc, *FLAGS, *flags, *([tuned] if tuned else []), "-o", str(aside), str(source), "-lm"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+        if done.returncode == 0:
+            os.replace(aside, target)
+            return ""
+        complaint = complaint or done.stderr.strip()
+    aside.unlink(missing_ok=True)
+    return complaint or "it says nothing"
+
+
+@cache
+def library(source: Path, *flags: str) -> ctypes.CDLL | None:
+    """The functions of a C file, or None where they cannot be had; calling them releases the GIL.
+
+    Args:
+        source: the C file.
+        flags: for the compiler, beside FLAGS.
+    """
+    if os.environ.get("DINOMAMBA_NATIVE") == "0":
+        return None
+    try:
+        text = source.read_bytes()
+        key = hashlib.sha256("\0".join([*FLAGS, *flags, _processor()]).encode() + text).hexdigest()[:24]
+        target = _folder() / f"{source.stem}-{key}.so"
+        if not target.exists():
+            cc = compiler()
+            reason = "no C compiler is found" if cc is None else _compile(cc, source, target, flags)
+            if reason:
+                raise OSError(reason)
+        return ctypes.CDLL(str(target))
+    except (OSError, subprocess.SubprocessError) as error:
+        warnings.warn(
+            f"{source.name} cannot be compiled, and slower Python takes its place: {error}. Install a C compiler or "
+            "name it in CC; DINOMAMBA_NATIVE=0 silences this",
+            stacklevel=2,
+        )
+        return None
