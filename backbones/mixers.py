@@ -18,6 +18,7 @@ from backbones.ops import (
     BACKENDS,
     Directions,
     bidirectional_ssd,
+    c_kernels,
     causal_conv,
     gated_rms_norm,
     selective_scan,
@@ -28,8 +29,10 @@ from backbones.ops import (
 )
 
 KEY_AXES = ("tokens", "channels")
-WHOLE_MIXER = ("triton", "compiled")
+WHOLE_MIXER = ("triton", "c", "compiled")
 """Backends that are more than a scan's."""
+IMAGES_A_THREAD = 0.25
+"""From how many on C, which gives an image to one thread, is sure to be faster on the CPU than all threads on each."""
 
 
 class Mixing(NamedTuple):
@@ -153,8 +156,9 @@ class BidirectionalMamba2(nn.Module):
         d_conv: taps of the causal convolution.
         ngroups: g, sets of B and C.
         dt_min, dt_max: range of the initial step sizes.
-        chunk_size, backend: see :func:`backbones.ops.ssd`; ``triton`` takes :func:`backbones.ops.bidirectional_ssd`
-            for all between the two projections, ``compiled`` puts ``torch`` through torch.compile.
+        chunk_size, backend: see :func:`backbones.ops.ssd`; ``triton`` and ``c`` take
+            :func:`backbones.ops.bidirectional_ssd` for all between the two projections, ``compiled`` puts ``torch``
+            through torch.compile. On the CPU ``auto`` is ``c`` in float32 where there is a compiler.
 
     Raises:
         ValueError: for an unknown backend, where ``dim * expand / headdim`` is not whole, or (with
@@ -225,7 +229,7 @@ class BidirectionalMamba2(nn.Module):
     @property
     def _scan_backend(self) -> str:
         """For a scan alone."""
-        return {"triton": "auto", "compiled": "torch"}.get(self.backend, self.backend)
+        return {"triton": "auto", "c": "torch", "compiled": "torch"}.get(self.backend, self.backend)
 
     def scan(self, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The gate z and the outputs of both scans before gating, (B, L, inner) each and in the order of u."""
@@ -243,10 +247,20 @@ class BidirectionalMamba2(nn.Module):
             torch.stack([self.norm.weight, self.norm_b.weight]),
         )
 
+    def _kernels(self, u: Tensor) -> str | None:
+        """For all between the projections; None for one operation after the other."""
+        if self.backend != "auto":
+            return self.backend if self.backend in ("triton", "c") else None
+        plain = u.device.type == "cpu" and u.dtype == self.in_proj.weight.dtype == torch.float32
+        if not plain or torch.is_autocast_enabled("cpu") or torch.compiler.is_compiling():
+            return None
+        enough = IMAGES_A_THREAD * torch.get_num_threads() <= len(u)  # a sequence is one thread's
+        return "c" if enough and c_kernels() is not None else None
+
     def forward(self, u: Tensor) -> Tensor:
-        if self.backend == "triton":
+        if (kernels := self._kernels(u)) is not None:
             sizes = self.headdim, self.d_state, self.ngroups, self.eps
-            return self.out_proj(bidirectional_ssd(self.in_proj(u), self._directions(), *sizes))
+            return self.out_proj(bidirectional_ssd(self.in_proj(u), self._directions(), *sizes, kernels))
         if self.backend == "compiled":
             return _compiled()(self, u)
         return self._forward(u)

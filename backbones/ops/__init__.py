@@ -1,6 +1,6 @@
 """Pure functions under the mixers; every fast path has its slow reference beside it."""
 
-from backbones.ops.bidirectional import Directions, bidirectional_ssd
+from backbones.ops.bidirectional import Directions, bidirectional_ssd, c_kernels
 from backbones.ops.causal_conv import causal_conv, causal_conv_reference
 from backbones.ops.norm import RMSNorm, gated_rms_norm, rms_norm
 from backbones.ops.selective_scan import selective_scan, selective_scan_matrix, selective_scan_recurrent
@@ -11,6 +11,7 @@ __all__ = [
     "Directions",
     "RMSNorm",
     "bidirectional_ssd",
+    "c_kernels",
     "causal_conv",
     "causal_conv_reference",
     "gated_rms_norm",

@@ -1,15 +1,20 @@
-"""What a bidirectional Mamba-2 block does between its two projections, in Triton kernels.
+"""What a bidirectional Mamba-2 block does between its two projections: in Triton kernels, or in C on the CPU.
 
 Shapes: b batch, l tokens, d inner width, h heads of p = d / h channels, g groups, n state, k taps.
 """
 
+import ctypes
 import os
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+import native
+
+DTYPES = {"triton": (torch.float32, torch.bfloat16, torch.float16), "c": (torch.float32,)}
+"""Of the input, for each kind of kernels."""
 
 
 class Directions(NamedTuple):
@@ -27,7 +32,7 @@ class Directions(NamedTuple):
         return list(zxBCdt.split([self.norm_weight.shape[1], self.conv_bias.shape[1], self.D.shape[1]], -1))
 
 
-class _Bidirectional(torch.autograd.Function):
+class _InTriton(torch.autograd.Function):
     """Keeps its input alone for the backward pass, which convolves and scans again."""
 
     @staticmethod
@@ -65,27 +70,93 @@ class _Bidirectional(torch.autograd.Function):
         return out, None, None, dweight, dbias, dsteps.sum((1, 2)), dA_log, dD, dnorm
 
 
+class _Mixer(ctypes.Structure):
+    """``mixer`` of bidirectional.c."""
+
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("batch", "length", "heads", "headdim", "groups", "state", "taps")),
+        ("eps", ctypes.c_double),
+        *((name, ctypes.c_void_p) for name in ("input", *Directions._fields, "y", "out")),
+        *((name, ctypes.c_void_p) for name in ("grad", "dinput", "dparameters")),
+        ("threads", ctypes.c_int64),
+    ]
+
+
+def c_kernels() -> ctypes.CDLL | None:
+    """``forward`` and ``backward`` of bidirectional.c, or None where it cannot be compiled."""
+    return native.library(Path(__file__).with_suffix(".c"), "-fopenmp", "-ffp-contract=fast")
+
+
+def _run_c(
+    name: str, zxBCdt: Tensor, p: Directions, sizes: tuple[int, int, int], eps: float, **tensors: Tensor
+) -> None:
+    """Calls bidirectional.c on contiguous float32 tensors."""
+    kernels = c_kernels()
+    assert kernels is not None
+    headdim, state, groups = sizes
+    batch, length, _ = zxBCdt.shape
+    pointers = {"input": zxBCdt, **p._asdict(), **tensors}
+    assert all(t.is_contiguous() and t.dtype == torch.float32 for t in pointers.values())
+    mixer = _Mixer(
+        batch=batch, length=length, heads=p.D.shape[1], headdim=headdim, groups=groups, state=state,
+        taps=p.conv_weight.shape[1], eps=eps, threads=max(1, min(batch, torch.get_num_threads())),
+        **{key: t.data_ptr() for key, t in pointers.items()},
+    )  # fmt: skip
+    if getattr(kernels, name)(ctypes.byref(mixer)):
+        raise MemoryError(f"bidirectional_ssd: no memory for the scratch of {length} tokens")
+
+
+class _InC(torch.autograd.Function):
+    """Keeps its input and the scans' outputs for the backward pass, which convolves again."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any, zxBCdt: Tensor, sizes: tuple[int, int, int], eps: float, *parameters: Tensor
+    ) -> Tensor:
+        p, (b, length, _) = Directions(*parameters), zxBCdt.shape
+        y, out = (zxBCdt.new_empty(*shape, length, p.norm_weight.shape[1]) for shape in ((b, 2), (b,)))
+        _run_c("forward", zxBCdt, p, sizes, eps, y=y, out=out)
+        ctx.sizes, ctx.eps = sizes, eps
+        ctx.save_for_backward(zxBCdt, y, *parameters)
+        return out
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor):  # type: ignore[override]
+        zxBCdt, y, *parameters = ctx.saved_tensors
+        dinput, counts = torch.empty_like(zxBCdt), [t.numel() for t in parameters]
+        each = zxBCdt.new_empty(len(zxBCdt), sum(counts))  # of every sequence, so that their sum has one order
+        gradients = {"grad": grad.contiguous(), "dinput": dinput, "dparameters": each}
+        _run_c("backward", zxBCdt, Directions(*parameters), ctx.sizes, ctx.eps, y=y, **gradients)
+        pieces = zip(each.sum(0).split(counts), parameters, strict=True)
+        return dinput, None, None, *(piece.view_as(t) for piece, t in pieces)
+
+
 def bidirectional_ssd(
-    zxBCdt: Tensor, directions: Directions, headdim: int, state: int, groups: int = 1, eps: float = 1e-5
-) -> Tensor:
+    zxBCdt: Tensor, directions: Directions, headdim: int, state: int, groups: int = 1, eps: float = 1e-5,
+    kernels: str = "triton",
+) -> Tensor:  # fmt: skip
     """Convolution and SiLU, scan, gate, RMS norm of both directions, and their mean.
 
     With z, xBC and dt the parts of the input and, for the second direction, all tokens in reverse order:
     x, B, C = silu(conv(xBC)); y = ssd(x, softplus(dt + dt_bias), -exp(A_log), B, C, D); rms_norm(y silu(z)).
-    Linear in l. Sums, exponentials and statistics are float32; the input alone is kept for the backward pass.
+    Linear in l. Sums, exponentials and statistics are float32. For the backward pass Triton's kernels keep the input
+    alone, C's the scans' outputs besides.
 
     Args:
-        zxBCdt: (b,l,2d+2gn+h), what the first projection gives; float32, bfloat16 or float16.
+        zxBCdt: (b,l,2d+2gn+h), what the first projection gives; float32, or with Triton bfloat16 or float16.
         directions: what :class:`backbones.mixers.BidirectionalMamba2` holds, one direction on the other.
         headdim, state, groups: p, n and g.
         eps: of the norm.
+        kernels: ``triton`` on a GPU, ``c`` on the CPU.
 
     Returns:
         (b,l,d) in the dtype of the input: what the second projection takes.
 
     Raises:
         ValueError: for a dtype that the kernels do not take, or shapes that do not fit.
-        RuntimeError: without a GPU (for tests, TRITON_INTERPRET=1 runs the kernels on the CPU).
+        RuntimeError: for Triton without a GPU (for tests, TRITON_INTERPRET=1 runs its kernels on the CPU), for C on
+            another device than the CPU or where it cannot be compiled.
     """
     heads, inner = directions.D.shape[1], directions.norm_weight.shape[1]
     channels = inner + 2 * groups * state
@@ -102,9 +173,16 @@ def bidirectional_ssd(
         )
     if heads % groups:
         raise ValueError(f"bidirectional_ssd: {heads} heads cannot share {groups} groups evenly")
-    if zxBCdt.dtype not in DTYPES:
-        raise ValueError(f"bidirectional_ssd: {zxBCdt.dtype} is not among {', '.join(map(str, DTYPES))}")
-    if not zxBCdt.is_cuda and os.environ.get("TRITON_INTERPRET") != "1":
+    if kernels not in DTYPES:
+        raise ValueError(f"bidirectional_ssd: kernels={kernels!r}; allowed: {', '.join(DTYPES)}")
+    if zxBCdt.dtype not in DTYPES[kernels]:
+        raise ValueError(f"bidirectional_ssd: {zxBCdt.dtype} is not among {', '.join(map(str, DTYPES[kernels]))}")
+    if kernels == "triton" and not zxBCdt.is_cuda and os.environ.get("TRITON_INTERPRET") != "1":
         raise RuntimeError(f"backend='triton' needs a GPU, found {zxBCdt.device}; use backend='auto' or 'torch'")
+    if kernels == "c" and (zxBCdt.device.type != "cpu" or c_kernels() is None):
+        raise RuntimeError(
+            f"backend='c' needs a CPU, found {zxBCdt.device}, and a C compiler; use backend='auto' or 'torch'"
+        )
+    function = _InTriton if kernels == "triton" else _InC
     parameters = (t.float().contiguous() for t in directions)
-    return _Bidirectional.apply(zxBCdt.contiguous(), (headdim, state, groups), eps, *parameters)
+    return function.apply(zxBCdt.contiguous(), (headdim, state, groups), eps, *parameters)
