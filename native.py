@@ -22,6 +22,10 @@ TUNED = ("-march=native", "-mcpu=native")
 """For the very processor: the first that the compiler takes."""
 
 
+loaded: list[str] = []
+"""Names of the C files whose functions this process has."""
+
+
 def compiler() -> str | None:
     """The path of a C compiler, or None."""
     names = [os.environ["CC"]] if os.environ.get("CC") else ["cc", "gcc", "clang"]
@@ -90,7 +94,7 @@ def library(source: Path, *flags: str) -> ctypes.CDLL | None:
             reason = "no C compiler is found" if cc is None else _compile(cc, source, target, flags)
             if reason:
                 raise OSError(reason)
-        return ctypes.CDLL(str(target))
+        found = ctypes.CDLL(str(target))
     except (OSError, subprocess.SubprocessError) as error:
         warnings.warn(
             f"{source.name} cannot be compiled, and slower Python takes its place: {error}. Install a C compiler or "
@@ -98,3 +102,5 @@ def library(source: Path, *flags: str) -> ctypes.CDLL | None:
             stacklevel=2,
         )
         return None
+    loaded.append(source.name)
+    return found

@@ -11,6 +11,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.cli import SaveConfigCallback
 from lightning.pytorch.utilities import rank_zero_info
 
+import native
 from callbacks.run_folder import claim, run_folder, write_text
 
 PACKAGES = (
@@ -114,5 +115,6 @@ class RunRecord(SaveConfigCallback):
             "seconds": round(time.perf_counter() - self._start, 1),
             "shards": getattr(trainer.datamodule, "shard_files", []),
             "skipped_samples": getattr(trainer.datamodule, "skipped", 0),
+            "compiled": sorted({*native.loaded}),  # C that was there to be taken; else Python was
         }
         write_text(self._path, json.dumps(self._record, indent=1))

@@ -18,6 +18,7 @@ import torch
 import yaml
 from PIL import Image
 
+import native
 from backbones import VisionMamba, weights
 from lightning_modules import DINO, KNN, BinaryAUCEvaluation, LinearProbe
 from tests.tiny_runs import BACKBONES, CONFIGS, EXTRA, LARGE, LARGE_CROPS, ROOT, TINY, run
@@ -28,6 +29,7 @@ def test_pretraining_leaves_a_record(pretrained, shards):
     assert record["world_size"] == 1 and record["global_batch_size"] == 8 and record["seconds"] > 0
     assert [Path(s).name for s in record["shards"]] == sorted(p.name for p in shards.glob("*.tar"))
     assert record["versions"]["torch"] == importlib.metadata.version("torch")
+    assert record["compiled"] == (["bidirectional.c", "views.c"] if native.compiler() else [])
     config = yaml.safe_load((pretrained / "config.yaml").read_text())
     assert config["model"]["init_args"]["out_dim"] == 16
     maps = np.load(pretrained / "feature_maps.npz")

@@ -12,7 +12,7 @@ ALLOWED = {
     "metrics": set(),
     "datamodules": {"native"},
     "lightning_modules": {"backbones", "metrics"},
-    "callbacks": {"backbones", "metrics"},
+    "callbacks": {"backbones", "metrics", "native"},
     "analysis": {"backbones", "metrics"},
 }
 FOREIGN = {  # what a package must stay free of

@@ -584,6 +584,8 @@ static void scan_backward(
 
 /* ---- a batch ---------------------------------------------------------------------------------------------------------- */
 
+/* Kept from call to call, as page faults would cost as much as the work; but not more than KEPT bytes of it. */
+#define KEPT (64 << 20)
 static _Thread_local float *memory;
 static _Thread_local size_t memory_size;
 
@@ -642,6 +644,13 @@ static int prepare(const mixer *m, work *w) {
     return 1;
 }
 
+static void leave(void) {
+    if (sizeof(float) * memory_size <= KEPT) return;
+    free(memory);
+    memory = NULL;
+    memory_size = 0;
+}
+
 /* 0, or 1 where there is no memory. */
 int forward(const mixer *m) {
     int failed = 0;
@@ -658,6 +667,7 @@ int forward(const mixer *m) {
             scan(&w, 1, input, y + (size_t)w.l * w.d);
             norm(&w, input, y, m->out + (size_t)s * w.l * w.d);
         }
+        leave();
     }
     return failed;
 }
@@ -686,6 +696,7 @@ int backward(const mixer *m) {
                     ddt_bias + r * w.h, dA_log + r * w.h, dD + r * w.h
                 );
         }
+        leave();
     }
     return failed;
 }
