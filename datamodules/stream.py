@@ -4,9 +4,11 @@ Batches are dicts. Every batch has ``key`` and ``shard`` (lists of str, one for 
 str, what was left out and why).
 """
 
+import ctypes
 import math
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
@@ -58,7 +60,17 @@ def allocate(shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
         memory = torch.empty(sum(sizes), dtype=torch.uint8)
     else:
         memory = torch.empty(0, dtype=torch.uint8).set_(torch.UntypedStorage._new_shared(sum(sizes)))
+        _fault_in(memory)
     return [piece.view(shape) for piece, shape in zip(memory.split(sizes), shapes, strict=True)]
+
+
+def _fault_in(memory: torch.Tensor) -> None:
+    """Asks Linux for all pages at once, which takes a third of the time that faulting them in one by one adds."""
+    if sys.platform == "linux":
+        populate_write = 23  # MADV_POPULATE_WRITE; kernels before 5.14 refuse it, and then nothing is lost
+        ctypes.CDLL(None).madvise(
+            ctypes.c_void_p(memory.data_ptr()), ctypes.c_size_t(memory.numel()), ctypes.c_int(populate_write)
+        )
 
 
 class MultiCropView:
@@ -76,7 +88,7 @@ class MultiCropView:
         image = open_image(raw)
         parameters = self.crops.draw(*image.size, seed, epoch, index)
         pixels = image.pixels(self.crops.reduction(parameters))
-        self.crops.render(pixels, image.size, parameters, [view[row].numpy() for view in space["crops"]])
+        self.crops.render(pixels, image.size, parameters, [view.numpy()[row] for view in space["crops"]])
         return {"label": raw.label() if "cls" in raw.fields else -1}  # pretraining needs no classes
 
     def empty(self) -> dict[str, Any]:

@@ -166,27 +166,30 @@ static filter filter_at(int32_t *memory, int size, int room) {
 static void bicubic(const filter *f, int from, int to) {
     const double scale = (double)from / to, stretch = scale < 1.0 ? 1.0 : scale, support = 2.0 * stretch;
     const double ss = 1.0 / stretch;
-    double w[2 * f->room];
-    int32_t weight[2 * f->room];
+    double w[2 * f->room + 8];
+    int32_t weight[2 * f->room + 9];
     for (int i = 0; i < to; i++) {
         const double center = (i + 0.5) * scale;
         int first = (int)(center - support + 0.5), end = (int)(center + support + 0.5);
         first = first < 0 ? 0 : first;
         end = end > from ? from : end;
         const int n = end - first, odd = first & 1, pairs = (n + odd + 1) / 2;
+        const int whole = (n + 7) / 8 * 8; /* vectors of them: what is computed beyond n is not used */
         double sum = 0.0;
-        for (int k = 0; k < n; k++) {
+        for (int k = 0; k < whole; k++) {
             const double x = fabs((k + first - center + 0.5) * ss);
             const double near = ((-0.5 + 2.0) * x - (-0.5 + 3.0)) * x * x + 1;
             const double far = (((x - 5) * x + 8) * x - 4) * -0.5;
             w[k] = x < 1.0 ? near : x < 2.0 ? far : 0.0;
         }
         for (int k = 0; k < n; k++) sum += w[k];
-        weight[0] = weight[2 * pairs - 1] = 0;
-        for (int k = 0; k < n; k++) {
-            const double share = sum != 0.0 ? w[k] / sum : w[k];
+        sum = sum != 0.0 ? sum : 1.0;
+        for (int k = 0; k < whole; k++) {
+            const double share = w[k] / sum;
             weight[k + odd] = (int)((share < 0 ? -0.5 : 0.5) + share * (1 << BITS));
         }
+        weight[0] = odd ? 0 : weight[0];
+        weight[2 * pairs - 1] = n + odd < 2 * pairs ? 0 : weight[2 * pairs - 1];
         for (int k = 0; k < pairs; k++) {
             const uint32_t a = weight[2 * k], b = weight[2 * k + 1], low = (1 << LOW_BITS) - 1;
             f->low[i * f->room + k] = (b & low) << 16 | (a & low);
@@ -378,8 +381,9 @@ static void box_blurs(uint8_t (*line)[LANES], uint8_t (*spare)[LANES], int n, fl
             const ints next = widen(line[i]);
             for (int k = 0; k < PARTS; k++) sum.part[k] += next.part[k];
         }
+        ints last = widen(line[whole]);
         for (int i = 0; i < n; i++) {
-            const ints before = widen(line[i - reach]), last = widen(line[i + whole]), after = widen(line[i + reach]);
+            const ints before = widen(line[i - reach]), after = widen(line[i + reach]);
             ints out;
             for (int k = 0; k < PARTS; k++) {
                 sum.part[k] += last.part[k] - before.part[k];
@@ -387,6 +391,7 @@ static void box_blurs(uint8_t (*line)[LANES], uint8_t (*spare)[LANES], int n, fl
                 out.part[k] = (vector)(((positive)sum.part[k] * ww + edges * fw + (1u << 23)) >> 24);
             }
             narrow(spare[i], out);
+            last = after; /* reach is whole + 1 */
         }
         uint8_t (*swap)[LANES] = line;
         line = spare;
