@@ -15,8 +15,10 @@ import torch.nn.functional as F
 from common import Line, compare
 from lightning.pytorch import Callback, Trainer
 from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
 
 from backbones import VisionMamba
+from backbones.mixers import BidirectionalMamba2
 from cli import keep_freed_memory
 from lightning_modules import DINO
 from lightning_modules.clipping import clip_each
@@ -145,6 +147,18 @@ def by_loop(loop: Reference | Bare, data: list[dict[str, Any]]) -> float:
     return (time.perf_counter() - marks[1]) / (len(data) - 1)
 
 
+def largest_items(loop: Reference | Bare, data: list[dict[str, Any]]) -> str:
+    """The five operations that take most of a step's time themselves, by torch.profiler; the first step left out."""
+    loop.step(data[0]["crops"])
+    with profile(activities=[ProfilerActivity.CPU]) as trace:
+        for batch in data[1:]:
+            loop.step(batch["crops"])
+    found = {item.key: item.self_cpu_time_total / 1e3 / (len(data) - 1) for item in trace.key_averages()}
+    largest = sorted(found, key=lambda key: found[key], reverse=True)[:5]
+    items = ", ".join(f"{key.removeprefix('aten::')} {found[key]:.0f}" for key in largest)
+    return f"{items} of {sum(found.values()):.0f} ms"
+
+
 def main() -> None:
     keep_freed_memory()
     torch.set_num_threads(2)
@@ -161,11 +175,21 @@ def main() -> None:
         Line(what, times["lightning"], "the reference loop's algorithm", times["reference"], "> 1"),
         Line(f"{what}: Lightning's overhead", times["lightning"], "our parts in a bare loop", times["bare"]),
     ]
-    compare(
-        "dino_step",
-        lines,
-        f"float32; means of {STEPS - 1} steps. First losses differ by {abs(losses[0] - losses[1]):.1e}.",
-    )
+    operations = copy.deepcopy(module)
+    for mixer in operations.modules():
+        if isinstance(mixer, BidirectionalMamba2):
+            mixer.backend = "torch"
+    profiled = {
+        "the reference loop": (Reference, module),
+        "ours with the mixers in PyTorch's operations": (Bare, operations),
+        "ours": (Bare, module),
+    }
+    notes = [
+        f"- Largest items of {name}: {largest_items(loop(copy.deepcopy(start)), data)}."
+        for name, (loop, start) in profiled.items()
+    ]
+    first = f"float32; means of {STEPS - 1} steps. First losses differ by {abs(losses[0] - losses[1]):.1e}."
+    compare("dino_step", lines, "\n".join([first, "", *notes]))
 
 
 if __name__ == "__main__":
