@@ -60,8 +60,8 @@ class Machine(NamedTuple):
     """Bytes a second of a GPU's own memory."""
     cores: int = 12
     """For each GPU."""
-    image_ms: float = 5.9
-    """Of a core, JPEG to ten crops: 5.5 to 6.4 in benchmarks/results/input_pipeline.md."""
+    image_ms: float = 3.0
+    """Of a core, JPEG to ten crops: 2.5 to 3.4 in runs of benchmarks/input_pipeline.py."""
 
 
 class Run(NamedTuple):
