@@ -12,7 +12,9 @@ import platform
 import shutil
 import subprocess
 import tempfile
+import threading
 import warnings
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -49,20 +51,20 @@ def _processor() -> str:
 
 def _folder() -> Path:
     """Where libraries are kept: a folder of this user's alone, or a new one for this process."""
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    folder = Path(os.environ.get("DINOMAMBA_CACHE") or Path(home) / "dinomamba") / "native"
     try:
+        home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+        folder = Path(os.environ.get("DINOMAMBA_CACHE") or Path(home) / "dinomamba") / "native"
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         if os.access(folder, os.W_OK) and folder.stat().st_uid == os.getuid():
             return folder
-    except OSError:
+    except (OSError, RuntimeError):  # no home, a read-only one, ...
         pass
     return Path(tempfile.mkdtemp(prefix="dinomamba-"))
 
 
 def _compile(cc: str, source: Path, target: Path, flags: tuple[str, ...]) -> str:
     """Makes the library, aside and then renamed; the compiler's complaint where it cannot."""
-    aside = target.with_suffix(f".{os.getpid()}")
+    aside = target.with_suffix(f".{os.getpid()}-{threading.get_ident()}")
     complaint = ""
     for tuned in (*TUNED, ""):
         command = [cc, *FLAGS, *flags, *([tuned] if tuned else []), "-o", str(aside), str(source), "-lm"]
@@ -73,6 +75,19 @@ def _compile(cc: str, source: Path, target: Path, flags: tuple[str, ...]) -> str
         complaint = complaint or done.stderr.strip()
     aside.unlink(missing_ok=True)
     return complaint or "it says nothing"
+
+
+def _load(source: Path, flags: tuple[str, ...]) -> ctypes.CDLL:
+    """From the folder, or compiled into it. OSError with the reason where neither works."""
+    key = hashlib.sha256("\0".join([*FLAGS, *flags, _processor()]).encode() + source.read_bytes()).hexdigest()[:24]
+    target = _folder() / f"{source.stem}-{key}.so"
+    if target.exists():
+        with suppress(OSError):  # a damaged file is made anew
+            return ctypes.CDLL(str(target))
+    cc = compiler()
+    if reason := "no C compiler is found" if cc is None else _compile(cc, source, target, flags):
+        raise OSError(reason)
+    return ctypes.CDLL(str(target))
 
 
 @cache
@@ -86,15 +101,7 @@ def library(source: Path, *flags: str) -> ctypes.CDLL | None:
     if os.environ.get("DINOMAMBA_NATIVE") == "0":
         return None
     try:
-        text = source.read_bytes()
-        key = hashlib.sha256("\0".join([*FLAGS, *flags, _processor()]).encode() + text).hexdigest()[:24]
-        target = _folder() / f"{source.stem}-{key}.so"
-        if not target.exists():
-            cc = compiler()
-            reason = "no C compiler is found" if cc is None else _compile(cc, source, target, flags)
-            if reason:
-                raise OSError(reason)
-        found = ctypes.CDLL(str(target))
+        found = _load(source, flags)
     except (OSError, subprocess.SubprocessError) as error:
         warnings.warn(
             f"{source.name} cannot be compiled, and slower Python takes its place: {error}. Install a C compiler or "

@@ -56,6 +56,16 @@ def test_processes_at_once(source, tmp_path):
 
 
 @needs_compiler
+def test_a_damaged_library_is_made_anew(source, tmp_path):
+    assert native.library(source).twice(3) == 6
+    (path,) = kept(tmp_path)
+    path.unlink()
+    path.write_bytes(b"")  # as after a power cut
+    native.library.cache_clear()
+    assert native.library(source).twice(3) == 6
+
+
+@needs_compiler
 def test_what_does_not_compile_is_said_and_nothing_is_kept(source, tmp_path):
     source.write_text("int twice(int x) { return y; }\n")
     with pytest.warns(UserWarning, match=r"(?s)twice.c cannot be compiled.*y.*undeclared.*DINOMAMBA_NATIVE=0"):
