@@ -18,6 +18,7 @@ TEXT = "int twice(int x) { return 2 * x; }\n"
 @pytest.fixture
 def source(tmp_path, monkeypatch):
     monkeypatch.setenv("DINOMAMBA_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(native, "loaded", [])
     path = tmp_path / "twice.c"
     path.write_text(TEXT)
     native.library.cache_clear()
@@ -34,7 +35,7 @@ needs_compiler = pytest.mark.skipif(native.compiler() is None, reason="no C comp
 
 @needs_compiler
 def test_compiled_once_for_each_text_and_flag(source, tmp_path, monkeypatch):
-    assert native.library(source).twice(21) == 42
+    assert native.library(source).twice(21) == 42 and native.loaded == ["twice.c"]
     (first,) = kept(tmp_path)
     native.library.cache_clear()
     monkeypatch.setenv("CC", "no-such-compiler")  # another process finds what is there
