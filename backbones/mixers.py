@@ -32,7 +32,8 @@ KEY_AXES = ("tokens", "channels")
 WHOLE_MIXER = ("triton", "c", "compiled")
 """Backends that are more than a scan's."""
 IMAGES_A_THREAD = 0.25
-"""From how many on C, which gives an image to one thread, is sure to be faster on the CPU than all threads on each."""
+"""From how many on ``auto`` takes C, which gives an image to one thread. A guess: with one image on two threads, the
+least that was tried, C takes half the time of PyTorch's operations."""
 
 
 class Mixing(NamedTuple):

@@ -3,8 +3,8 @@
 Each operation follows PIL's integer or float arithmetic step by step (named beside it), so its results are equal and
 not near; tests/datamodules/test_views.py holds them together. Widths are resized before heights, as Pillow did for all
 images up to version 12; it now takes the other order where heights shrink far more. Pixels are uint8. A view lives in
-three planes, one a channel, of size rows of size pixels each. LANES pixels are worked on at once: along a row, or, where a row's pixels
-depend on one another, in LANES rows that have been turned so that they stand beside each other.
+three planes, one a channel, of size rows of size pixels each. LANES pixels are worked on at once: along a row, or, where a
+row's pixels depend on one another, in LANES rows that have been turned so that they stand beside each other.
 
 Compiled and loaded by native.py. No function here checks its arguments: datamodules/views.py does. */
 

@@ -3,7 +3,7 @@
 import ctypes
 import struct
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -39,11 +39,7 @@ def renderer() -> Callable[[np.ndarray, Sequence[ViewParameters], Sequence[np.nd
         return None
     function = library.render
     function.argtypes = [ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_char_p, ctypes.c_int]
-
-    def render(pixels: np.ndarray, views: Sequence[ViewParameters], out: Sequence[np.ndarray]) -> None:
-        return _render(function, pixels, views, out)
-
-    return render
+    return partial(_render, function)
 
 
 def _render(

@@ -45,6 +45,9 @@ def test_compiled_once_for_each_text_and_flag(source, tmp_path, monkeypatch):
     native.library.cache_clear()
     assert native.library(source).twice(1) == 3 and len(kept(tmp_path)) == 2 and first.exists()
     assert native.library(source, "-DX=1") is not None and len(kept(tmp_path)) == 3
+    monkeypatch.setattr(native, "_processor", lambda: "another")
+    native.library.cache_clear()
+    assert native.library(source).twice(1) == 3 and len(kept(tmp_path)) == 4
 
 
 @needs_compiler

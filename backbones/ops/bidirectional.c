@@ -48,24 +48,24 @@ typedef struct {
 
 static inline int padded(int n) { return (n + PAD - 1) / PAD * PAD; }
 static inline int least(int a, int b) { return a < b ? a : b; }
+static inline int most(int a, int b) { return a > b ? a : b; }
 static inline vector all(float x) { return x - (vector){0}; }
 static inline void ask_for(const float *p) { __builtin_prefetch(p); }
 static inline vector load(const float *p) { return *(const vector *)p; }
 static inline void store(float *p, vector v) { *(vector *)p = v; }
 
-/* The first `count` of a vector's numbers, the others 0; and only these to memory. */
-static inline vector load_part(const float *p, int count) {
+/* A vector's first `count` numbers, the others 0; and only these to memory. */
+static inline vector load_up_to(const float *p, int count) {
+    if (count >= WIDTH) return load(p);
     float part[WIDTH] = {0};
     memcpy(part, p, sizeof(float) * count);
     return load(part);
 }
-static inline void store_part(float *p, vector v, int count) { memcpy(p, &v, sizeof(float) * count); }
-static inline vector load_up_to(const float *p, int count) { return count >= WIDTH ? load(p) : load_part(p, count); }
 static inline void store_up_to(float *p, vector v, int count) {
     if (count >= WIDTH)
         store(p, v);
     else
-        store_part(p, v, count);
+        memcpy(p, &v, sizeof(float) * count);
 }
 
 static inline vector chosen(integers yes, vector a, vector b) {
@@ -600,7 +600,7 @@ static float *piece(pool *p, size_t count) {
 
 static void lay_out(work *w, pool *p) {
     const size_t l = w->l + BLOCK, maps = w->g * l * w->N, head = l * w->P, steps = (size_t)w->h * w->l + PAD;
-    const size_t side = BLOCK > w->P ? (BLOCK > w->N ? BLOCK : w->N) : (w->P > w->N ? w->P : w->N);
+    const size_t side = most(BLOCK, most(w->P, w->N));
     float **all_maps[] = {&w->B, &w->C, &w->B_raw, &w->C_raw, &w->dB, &w->dC};
     float **all_heads[] = {&w->x, &w->x_raw, &w->xdt, &w->dxdt, &w->dy};
     float **all_steps[] = {&w->step, &w->step_raw, &w->cum};
@@ -651,52 +651,45 @@ static void leave(void) {
     memory_size = 0;
 }
 
+static void forward_of(const work *w, int64_t s) {
+    const mixer *m = w->m;
+    const float *input = m->input + (size_t)s * w->l * w->width;
+    float *y = m->y + (size_t)s * 2 * w->l * w->d;
+    scan(w, 0, input, y);
+    scan(w, 1, input, y + (size_t)w->l * w->d);
+    norm(w, input, y, m->out + (size_t)s * w->l * w->d);
+}
+
+static void backward_of(const work *w, int64_t s) {
+    const mixer *m = w->m;
+    const size_t conv = (size_t)2 * w->k * w->c, all = conv + 2 * w->c + 6 * w->h + 2 * w->d, outputs = (size_t)w->l * w->d;
+    const float *input = m->input + (size_t)s * w->l * w->width;
+    float *dinput = m->dinput + (size_t)s * w->l * w->width;
+    float *dweight = m->dparameters + (size_t)s * all, *dbias = dweight + conv, *ddt_bias = dbias + 2 * w->c;
+    float *dA_log = ddt_bias + 2 * w->h, *dD = dA_log + 2 * w->h, *dnorm = dD + 2 * w->h;
+    memset(dweight, 0, sizeof(float) * all);
+    norm_backward(w, input, m->y + s * 2 * outputs, m->grad + s * outputs, w->dyy, dinput, dnorm);
+    for (int r = 0; r < 2; r++)
+        scan_backward(
+            w, r, input, w->dyy + r * outputs, dinput, dweight + r * conv / 2, dbias + r * w->c, ddt_bias + r * w->h,
+            dA_log + r * w->h, dD + r * w->h
+        );
+}
+
 /* 0, or 1 where there is no memory. */
-int forward(const mixer *m) {
+static int for_each_sequence(const mixer *m, void (*function)(const work *, int64_t)) {
     int failed = 0;
 #pragma omp parallel num_threads((int)m->threads) reduction(| : failed)
     {
         work w;
         failed = !prepare(m, &w);
 #pragma omp for schedule(dynamic)
-        for (int64_t s = 0; s < m->batch; s++) {
-            if (failed) continue;
-            const float *input = m->input + (size_t)s * w.l * w.width;
-            float *y = m->y + (size_t)s * 2 * w.l * w.d;
-            scan(&w, 0, input, y);
-            scan(&w, 1, input, y + (size_t)w.l * w.d);
-            norm(&w, input, y, m->out + (size_t)s * w.l * w.d);
-        }
+        for (int64_t s = 0; s < m->batch; s++)
+            if (!failed) function(&w, s);
         leave();
     }
     return failed;
 }
 
-int backward(const mixer *m) {
-    int failed = 0;
-#pragma omp parallel num_threads((int)m->threads) reduction(| : failed)
-    {
-        work w;
-        failed = !prepare(m, &w);
-#pragma omp for schedule(dynamic)
-        for (int64_t s = 0; s < m->batch; s++) {
-            if (failed) continue;
-            const size_t conv = (size_t)2 * w.k * w.c, all = conv + 2 * w.c + 6 * w.h + 2 * w.d;
-            const float *input = m->input + (size_t)s * w.l * w.width;
-            float *dinput = m->dinput + (size_t)s * w.l * w.width;
-            float *dweight = m->dparameters + (size_t)s * all, *dbias = dweight + conv, *ddt_bias = dbias + 2 * w.c;
-            float *dA_log = ddt_bias + 2 * w.h, *dD = dA_log + 2 * w.h, *dnorm = dD + 2 * w.h;
-            memset(dweight, 0, sizeof(float) * all);
-            norm_backward(
-                &w, input, m->y + (size_t)s * 2 * w.l * w.d, m->grad + (size_t)s * w.l * w.d, w.dyy, dinput, dnorm
-            );
-            for (int r = 0; r < 2; r++)
-                scan_backward(
-                    &w, r, input, w.dyy + (size_t)r * w.l * w.d, dinput, dweight + r * conv / 2, dbias + r * w.c,
-                    ddt_bias + r * w.h, dA_log + r * w.h, dD + r * w.h
-                );
-        }
-        leave();
-    }
-    return failed;
-}
+int forward(const mixer *m) { return for_each_sequence(m, forward_of); }
+int backward(const mixer *m) { return for_each_sequence(m, backward_of); }

@@ -260,6 +260,11 @@ def test_auto_is_c_where_it_can_be(monkeypatch):
     mixer.double()(u.double())
     with torch.autocast("cpu", torch.bfloat16):
         mixer.float()(u)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 5)
+    mixer(u[:1])
+    assert taken == ["c"]
+    mixer(u[:2])
+    assert taken == ["c", "c"]
     monkeypatch.setattr(mixers, "c_kernels", lambda: None)
     mixer(u)
-    assert taken == ["c"]
+    assert taken == ["c", "c"]

@@ -6,21 +6,16 @@ import torchvision.transforms.functional as TF
 from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 
 from datamodules.views import ViewParameters, renderer
+from tests.datamodules.test_pixel_ops import IMAGES as PIXELS
 
 render = renderer()
 pytestmark = pytest.mark.skipif(render is None, reason="no C compiler")
 PLAIN = ViewParameters((0, 0, 1, 1), (), False, None, False, False)
 
 
-def smooth(height, width):
-    y, x = np.mgrid[:height, :width]
-    base = np.stack([127 + 130 * np.sin(x / f) * np.cos(y / f) for f in (7, 11, 19)], -1)
-    return np.clip(base + np.random.default_rng(0).normal(0, 5, base.shape), 0, 255).astype(np.uint8)
-
-
 IMAGES = {
-    "smooth": smooth(150, 200),
-    "noise": np.random.default_rng(1).integers(0, 256, (150, 200, 3), dtype=np.uint8),
+    "smooth": PIXELS["smooth"],
+    "noise": PIXELS["noise"],
     "extremes": np.random.default_rng(2).choice(np.array([0, 255], np.uint8), (150, 200, 3)),
     "one colour": np.full((150, 200, 3), (250, 3, 128), np.uint8),
 }
