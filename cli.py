@@ -21,6 +21,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 import backbones  # noqa: F401  # so that YAML can name classes without their module
 import callbacks  # noqa: F401
+import configs
 import datamodules  # noqa: F401
 import lightning_modules  # noqa: F401
 from callbacks import RunRecord
@@ -163,10 +164,27 @@ def keep_freed_memory() -> None:
         pass
 
 
+def with_found_configs(args: list[str]) -> list[str]:
+    """The arguments with the files behind ``-c`` and ``--config`` found by :func:`configs.find`."""
+    found, named = [], False
+    for arg in args:
+        if named:
+            arg = str(configs.find(arg))
+        elif arg.startswith("--config="):
+            arg = f"--config={configs.find(arg.removeprefix('--config='))}"
+        named = arg in ("-c", "--config") and not named
+        found.append(arg)
+    return found
+
+
 def main(args: ArgsType = None) -> None:
     """Runs one command. Wrong input ends with exit code 1 or 2 and a last line that says what to change."""
     set_loader("yaml", _load_unique)
     keep_freed_memory()
+    if args is None:
+        args = sys.argv[1:]
+    if isinstance(args, list):
+        args = with_found_configs(args)
     try:
         CLI(args)
     except Preempted as stop:  # callbacks.Checkpoints has said why

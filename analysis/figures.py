@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import matplotlib.pyplot as plt
 
-from analysis.pages import COLOURS, html_table, page, picture, save_figure, write_text
+from analysis.pages import COLOURS, html_table, page, picture, save_figure
+from common.files import write_text
 
 if TYPE_CHECKING:
     from analysis.paper import Run, Target

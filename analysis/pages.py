@@ -11,6 +11,8 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
+from common.files import written_aside
+
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 """Okabe and Ito's, told apart with any colour vision."""
 
@@ -23,13 +25,6 @@ th, td { padding: .3rem .5rem; border-bottom: 1px solid #ddd; text-align: left; 
 th { vertical-align: bottom; } td { vertical-align: top; }
 .scroll { overflow-x: auto; } img { max-width: 100%; height: auto; } p { max-width: 60rem; }
 """
-
-
-def write_text(path: Path, text: str) -> None:
-    """Writes aside and renames, so that a reader sees the old file or the new one, whole."""
-    aside = path.with_name(f".{path.name}")
-    aside.write_text(text)
-    aside.replace(path)
 
 
 def picture(path: Path, text: str) -> str:
@@ -66,10 +61,8 @@ def save_figure(fig: Any, base: Path, dpi: int = 110) -> list[Path]:
     """BASE.png and BASE.pdf, written aside and renamed; closes the figure."""
     paths = []
     for suffix in (".png", ".pdf"):
-        path = base.with_suffix(suffix)
-        aside = path.with_name(f".{path.name}")
-        fig.savefig(aside, dpi=dpi, format=suffix[1:])
-        aside.replace(path)
-        paths.append(path)
+        paths.append(base.with_suffix(suffix))
+        with written_aside(paths[-1]) as aside:
+            fig.savefig(aside, dpi=dpi, format=suffix[1:])
     plt.close(fig)
     return paths

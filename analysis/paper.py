@@ -104,7 +104,8 @@ def draw(target: Target, runs: Path) -> list[Path]:
 
 def write_index(runs: Path) -> None:
     """RUNS/index.html: links to the pages of the targets that are there."""
-    from analysis.pages import page, write_text
+    from analysis.pages import page
+    from common.files import write_text
 
     there = [(n, t["title"]) for n, t in spec()["targets"].items() if (runs / f"{n}.html").is_file()]
     links = "".join(f'<li><a href="{name}.html">{html.escape(title)}</a></li>' for name, title in there)

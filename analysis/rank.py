@@ -15,7 +15,8 @@ from typing import Any
 import matplotlib.pyplot as plt
 import numpy as np
 
-from analysis.pages import html_table, markdown_table, page, picture, save_figure, write_text
+from analysis.pages import html_table, markdown_table, page, picture, save_figure
+from common.files import write_text
 
 COLOURS = {"attention": "#0072b2", "forward": "#d55e00", "backward": "#009e73", "both": "#000000"}  # Okabe & Ito
 STYLES = {"attention": "-", "forward": "--", "backward": ":", "both": "-"}

@@ -20,7 +20,8 @@ from rich.console import Console
 from rich.table import Table
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from analysis.pages import picture, write_text
+from analysis.pages import picture
+from common.files import write_text
 
 MODELS = ("untrained", "pretrained")
 TASKS = ("probe", "knn", "auc")

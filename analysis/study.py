@@ -16,8 +16,9 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from analysis.figures import SCORE, whole_maps
-from analysis.pages import COLOURS, html_table, markdown_table, page, picture, save_figure, write_text
+from analysis.pages import COLOURS, html_table, markdown_table, page, picture, save_figure
 from analysis.paper import Run, read_run, spec
+from common.files import write_text
 
 MODELS = {"vit_demo": "softmax", "vim_demo": "Mamba", "linear_vit_demo": "linear"}
 """In the paper's order."""

@@ -7,7 +7,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from analysis.pages import html_table, markdown_table, page, write_text
+from analysis.pages import html_table, markdown_table, page
+from common.files import write_text
 
 if TYPE_CHECKING:
     from analysis.paper import Run, Target

@@ -4,7 +4,6 @@ For people: ``python -m backbones.weights inspect FILE`` and ``... convert FILE 
 """
 
 import argparse
-import os
 import re
 import sys
 from pathlib import Path
@@ -17,6 +16,7 @@ from torch import Tensor
 from backbones.base import Backbone
 from backbones.checkpoints import CLASSIFIERS, open_checkpoint, read
 from backbones.tokens import resample_pos_embed
+from common.files import written_aside
 
 
 def _fit_positions(backbone: Backbone, state: dict[str, Tensor], source: str | Path) -> None:
@@ -116,16 +116,11 @@ def export(backbone: Backbone, path: str | Path) -> None:
 
 
 def _write(state: dict[str, Tensor], path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
+    with written_aside(path) as aside:
         if path.suffix == ".safetensors":
             save_file(state, aside)
         else:
             torch.save({"teacher": {f"backbone.{k}": v for k, v in state.items()}}, aside)
-        aside.replace(path)
-    finally:
-        aside.unlink(missing_ok=True)
 
 
 def describe(source: str | Path, key: str = "teacher") -> str:

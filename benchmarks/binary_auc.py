@@ -1,7 +1,7 @@
 """Binary-AUC of ImageNet-S validation's size (12,419 images x 24 maps of 14 x 14) against a loop over sklearn's."""
 
 import torch
-from common import Line, compare, in_turns
+from measuring import Line, compare, in_turns
 from sklearn.metrics import roc_auc_score
 
 from metrics import BinaryAUC

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
-from common import Line, compare, in_turns
+from measuring import Line, compare, in_turns
 from torch import Tensor
 
 from backbones.ops import causal_conv, causal_conv_reference

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from common import Line, compare
 from lightning.pytorch import Callback, Trainer
+from measuring import Line, compare
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 

@@ -19,7 +19,7 @@ import albumentations as A
 import cv2
 import numpy as np
 import torch
-from common import Line, compare, in_turns
+from measuring import Line, compare, in_turns
 from PIL import Image, ImageFilter, ImageOps
 from sklearn.datasets import load_sample_images
 from torch.utils.data import DataLoader

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 import triton
-from common import report
+from measuring import report
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 

@@ -10,7 +10,7 @@ import time
 
 import torch
 import torch.nn.functional as F
-from common import Line, compare
+from measuring import Line, compare
 from torch import Tensor
 
 from metrics import knn_scores

@@ -14,8 +14,8 @@ from functools import partial
 from itertools import product
 
 import torch
-from common import Line, compare, in_turns
 from lightning.pytorch import Trainer
+from measuring import Line, compare, in_turns
 
 from backbones import VisionMamba
 from cli import keep_freed_memory

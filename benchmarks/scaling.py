@@ -10,7 +10,7 @@ from functools import partial
 from typing import NamedTuple
 
 import torch
-from common import in_turns, report
+from measuring import in_turns, report
 from torch import Tensor, nn
 
 from backbones import LinearVisionTransformer, VisionMamba, VisionTransformer

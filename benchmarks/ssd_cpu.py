@@ -13,7 +13,7 @@ from functools import partial
 
 import torch
 import torch.nn.functional as F
-from common import Line, compare, in_turns
+from measuring import Line, compare, in_turns
 from timm.models.vision_transformer import Block
 from torch import Tensor
 from transformers.models.mamba2.modeling_mamba2 import mamba2_chunk_scan

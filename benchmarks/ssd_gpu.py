@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from common import report
+from measuring import report
 from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 

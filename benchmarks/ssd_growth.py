@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import torch
-from common import in_turns, report
+from measuring import in_turns, report
 
 from backbones.ops import ssd
 

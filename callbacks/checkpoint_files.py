@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 
+from common.files import written_aside
+
 logger = logging.getLogger(__name__)
 
 FORMAT = 1
@@ -21,17 +23,13 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
         """OSError, naming file and cause, where it could not be written; what was there before stays."""
         target = Path(path)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        aside = target.with_name(f".{target.name}.{os.getpid()}")
         try:
-            with aside.open("wb") as file:
+            with written_aside(target) as aside, aside.open("wb") as file:
                 torch.save(checkpoint, file)
                 file.flush()
                 os.fsync(file.fileno())
-            aside.replace(target)
             _flush_folder(target.parent)
         except (OSError, RuntimeError) as error:  # torch's writer wraps a full disk in a RuntimeError
-            aside.unlink(missing_ok=True)
             cause = error.__context__ if isinstance(error.__context__, OSError) else error
             raise OSError(
                 f"checkpoint {target} could not be written ({cause}); the one before it is untouched"
@@ -92,10 +90,9 @@ def newest(folder: Path) -> Path | None:
 
 def link(source: Path, target: Path) -> None:
     """Another name for a file, put in place in one step; a copy where the file system has no links."""
-    aside = target.with_name(f".{target.name}.{os.getpid()}")
-    aside.unlink(missing_ok=True)
-    try:
-        os.link(source, aside)
-    except OSError:
-        aside.write_bytes(source.read_bytes())
-    aside.replace(target)
+    with written_aside(target) as aside:
+        aside.unlink(missing_ok=True)
+        try:
+            os.link(source, aside)
+        except OSError:
+            aside.write_bytes(source.read_bytes())

@@ -1,6 +1,5 @@
 """What a run was doing when it failed."""
 
-import json
 import time
 import traceback
 from typing import Any
@@ -9,7 +8,8 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from callbacks.preemption import Preempted
-from callbacks.run_folder import run_folder, write_text
+from callbacks.run_folder import run_folder
+from common.files import write_json
 
 
 def _described(exception: BaseException) -> str:
@@ -65,7 +65,7 @@ class CrashReport(Callback):
         }
         path = run_folder(trainer) / f"crash-rank{trainer.global_rank}.json"
         try:
-            write_text(path, json.dumps(report, indent=1))
+            write_json(path, report)
         except OSError as error:  # the failure may be the disk's
             print(f"no crash report: {error}", flush=True)
             return

@@ -8,7 +8,8 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor
 
-from callbacks.run_folder import run_folder, write_npz
+from callbacks.run_folder import run_folder
+from common.files import write_npz
 
 MAP_COLOURS = torch.tensor(  # viridis at 0, 1/4, ..., 1: even in lightness and colour-blind safe
     [

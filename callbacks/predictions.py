@@ -8,7 +8,8 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import BasePredictionWriter
 
-from callbacks.run_folder import run_folder, write_npz
+from callbacks.run_folder import run_folder
+from common.files import write_npz
 
 
 class PredictionFiles(BasePredictionWriter):

@@ -1,7 +1,6 @@
 """What a run was: configuration, versions, revision, shards, world size."""
 
 import importlib.metadata
-import json
 import platform
 import subprocess
 import time
@@ -11,8 +10,9 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.cli import SaveConfigCallback
 from lightning.pytorch.utilities import rank_zero_info
 
-import native
-from callbacks.run_folder import claim, run_folder, write_text
+from callbacks.run_folder import claim, run_folder
+from common import native
+from common.files import write_json, write_text
 
 PACKAGES = (
     "torch",
@@ -89,7 +89,7 @@ class RunRecord(SaveConfigCallback):
         }
         self._path = folder / ("run.json" if number == 1 else f"run-{number}.json")
         self._record, self._start = record, time.perf_counter()
-        write_text(self._path, json.dumps(record, indent=1))
+        write_json(self._path, record)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Says, and adds to the record, what the learning rate came to for this global batch."""
@@ -103,7 +103,7 @@ class RunRecord(SaveConfigCallback):
         )
         if trainer.is_global_zero:
             self._record["effective_lr"] = rates
-            write_text(self._path, json.dumps(self._record, indent=1))
+            write_json(self._path, self._record)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Adds how long the run took and which shards it read."""
@@ -117,4 +117,4 @@ class RunRecord(SaveConfigCallback):
             "skipped_samples": getattr(trainer.datamodule, "skipped", 0),
             "compiled": sorted({*native.loaded}),  # C that was there to be taken; else Python was
         }
-        write_text(self._path, json.dumps(self._record, indent=1))
+        write_json(self._path, self._record)

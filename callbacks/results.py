@@ -1,6 +1,5 @@
 """Keeps an evaluation's table and headline metric."""
 
-import json
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -8,7 +7,8 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.trainer.states import TrainerFn
 from torch.utils.tensorboard.summary import hparams
 
-from callbacks.run_folder import run_folder, to_csv, write_npz, write_text
+from callbacks.run_folder import run_folder
+from common.files import to_csv, write_json, write_npz, write_text
 
 
 class Results(Callback):
@@ -45,7 +45,7 @@ class Results(Callback):
                 "rows": rows,
             }
             name = "results" if whole else "results.partial"
-            write_text(run_folder(trainer) / f"{name}.json", json.dumps(table, indent=1))
+            write_json(run_folder(trainer) / f"{name}.json", table)
             write_text(run_folder(trainer) / f"{name}.csv", to_csv(rows))
             if whole:
                 for suffix in ("json", "csv"):

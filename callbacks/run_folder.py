@@ -1,15 +1,12 @@
-"""Where a run's files go, and writing them whole."""
+"""Where a run's files go."""
 
-import csv
 import fcntl
-import io
 import os
 import platform
 import time
 from pathlib import Path
 from typing import IO
 
-import numpy as np
 from lightning.pytorch import Trainer
 
 
@@ -47,28 +44,3 @@ def claim(folder: Path) -> IO[str] | None:
     file.write(f"process {os.getpid()} on {platform.node()} since {time.strftime('%Y-%m-%d %H:%M:%S')}\n")
     file.flush()
     return file
-
-
-def write_text(path: Path, text: str) -> None:
-    """Writes aside and renames, so that a reader sees the old file or the new one, whole."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    aside.write_text(text)
-    aside.replace(path)
-
-
-def write_npz(path: Path, arrays: dict[str, np.ndarray]) -> None:
-    """As :func:`write_text`, for arrays."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.stem}.{os.getpid()}.npz")
-    np.savez(aside, **arrays)  # type: ignore[arg-type]
-    aside.replace(path)
-
-
-def to_csv(rows: list[dict[str, object]]) -> str:
-    """Rows with the same keys to CSV with a header."""
-    buffer = io.StringIO()
-    writer = csv.DictWriter(buffer, rows[0].keys())
-    writer.writeheader()
-    writer.writerows(rows)
-    return buffer.getvalue()

@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import Tensor
+
+from common.collectives import all_reduce_min
 
 
 class EncodedSplit(NamedTuple):
@@ -40,15 +41,6 @@ class EncodedSplit(NamedTuple):
         if not features:
             raise ValueError("view=features: this process has no sample; use fewer devices, or more data")
         return cls(torch.cat(features), torch.cat(labels), keys, shards)
-
-
-def _least_of_all_ranks(count: int) -> int:
-    if not (dist.is_available() and dist.is_initialized()):
-        return count
-    device = "cuda" if dist.get_backend() == "nccl" else "cpu"
-    least = torch.tensor(count, device=device)
-    dist.all_reduce(least, dist.ReduceOp.MIN)
-    return int(least)
 
 
 class FeatureLoader:
@@ -85,7 +77,7 @@ class ShuffledFeatureLoader(FeatureLoader):
     ) -> None:  # fmt: skip
         super().__init__(data, batch)
         self._key, self._world_size, self._progress = (seed, rank), world_size, progress
-        self._batches = _least_of_all_ranks(len(data.keys)) // batch
+        self._batches = all_reduce_min(len(data.keys)) // batch
         if not self._batches:
             raise ValueError(
                 f"data.init_args.batch_size: a device's part of it, {batch}, is more than the {len(data.keys)} "

@@ -18,11 +18,12 @@ import webdataset as wds
 from jsonargparse import auto_cli
 from PIL import Image
 
+from common.files import write_json
 from datamodules.demo import CLASSES, scenes, shifted_scenes
 from datamodules.image_tree import SUFFIXES, class_folders, class_images
 from datamodules.labels import folder_labels
 from datamodules.samples import ShardError
-from datamodules.shard_index import INFO_FILES, index_shard, write_json
+from datamodules.shard_index import INFO_FILES, index_shard
 
 logger = logging.getLogger(__name__)
 

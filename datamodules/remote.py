@@ -21,6 +21,7 @@ from typing import IO, Any
 
 from webdataset.gopen import Pipe, gopen
 
+from common.files import written_aside
 from datamodules.samples import ShardError
 from datamodules.shard_index import user_cache
 
@@ -111,17 +112,13 @@ class ShardCache:
         return path
 
     def _download(self, name: str, path: Path, check: Callable[[Path], object]) -> None:
-        aside = path.with_name(f".{name}.{os.getpid()}")
-        try:
+        with written_aside(path) as aside:
             with aside.open("wb") as file:
                 for chunk in self._chunks(name):
                     file.write(chunk)
                 file.flush()
                 os.fsync(file.fileno())
             check(aside)
-            aside.replace(path)
-        finally:
-            aside.unlink(missing_ok=True)
 
     def _chunks(self, name: str, limit: int | None = None) -> Iterator[bytes]:
         """The bytes of a file, as they come. OSError where they stop coming or the opener fails."""

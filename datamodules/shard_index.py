@@ -6,6 +6,7 @@ import tarfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from common.files import write_json
 from datamodules.samples import Sample, ShardError, split_member
 
 INFO_FILES = ("_info.json", "info.json")
@@ -36,13 +37,6 @@ def index_shard(path: Path) -> list[Sample]:
 
 def gone(path: Path) -> ShardError:
     return ShardError(f"shard {path} is gone; restore it or take it out of _info.json")
-
-
-def write_json(path: Path, value: object) -> None:
-    """Writes aside and renames, so that a reader sees the old file or the new one, whole."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    aside.write_text(json.dumps(value, indent=1))
-    aside.replace(path)
 
 
 def shard_lengths(folder: Path, paths: Sequence[Path]) -> list[int]:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-import native
+from common import native
 from datamodules.pixel_ops import Box
 
 _VIEW = struct.Struct("4i i i 4i 4f 3i f P q")

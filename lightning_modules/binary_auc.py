@@ -8,11 +8,11 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
 from backbones import Backbone, BlockView
+from common.collectives import gather_objects
 from lightning_modules.frozen import FrozenBackboneModule
 from lightning_modules.hparams import record_hyperparameters
 from metrics import BinaryAUC
@@ -169,10 +169,8 @@ class BinaryAUCEvaluation(FrozenBackboneModule):
     def _first_pictures(self) -> list[dict[str, Any]]:
         """The first pictures over all ranks, whose spans follow each other."""
         parts, self._pictures = self._pictures, []
-        if self.pictures and self.trainer.world_size > 1:
-            gathered: list[list[dict[str, Any]]] = [[] for _ in range(self.trainer.world_size)]
-            dist.all_gather_object(gathered, parts)
-            parts = [part for rank in gathered for part in rank]
+        if self.pictures:
+            parts = [part for rank in gather_objects(parts) for part in rank]
         kept, missing = [], self.pictures
         for part in parts:
             if missing > 0:

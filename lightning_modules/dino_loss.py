@@ -9,14 +9,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from common.collectives import all_reduce
+from common.precision import at_least_float32
+
 CENTERINGS = ("mean", "sinkhorn")
-
-
-def all_reduce(t: Tensor, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Tensor:
-    """``t`` reduced in place over all devices."""
-    if dist.is_available() and dist.is_initialized():
-        dist.all_reduce(t, op)
-    return t
 
 
 @torch.no_grad()
@@ -47,10 +43,6 @@ class LossParts(NamedTuple):
     """Mean entropy of the teacher's distributions; 0 or ln K in a collapse."""
     kl: Tensor
     """Mean KL(teacher ‖ student), the loss less the entropy."""
-
-
-def _wide(t: Tensor) -> Tensor:
-    return t.float() if t.dtype in (torch.float16, torch.bfloat16) else t
 
 
 ROWS = 64
@@ -85,7 +77,7 @@ class _PrototypeCrossEntropy(torch.autograd.Function):
             for first in range(0, views, at_once):
                 last = min(first + at_once, views)
                 own = targets[first:last]  # of the global views among these
-                s = _wide(z[first:last].to(low) @ w.T).div_(student_temp)
+                s = at_least_float32(z[first:last].to(low) @ w.T).div_(student_temp)
                 lse = s.logsumexp(-1, keepdim=True)
                 loss += global_views * lse.sum() - lse[: len(own)].sum()
                 loss -= torch.linalg.vecdot(total, s).sum() - torch.linalg.vecdot(own, s[: len(own)]).sum()
@@ -145,7 +137,7 @@ class DINOLoss(nn.Module):
     @torch.no_grad()
     def targets(self, teacher: Tensor, teacher_temp: float) -> tuple[Tensor, Tensor]:
         """Teacher logits (G·B, K) to distributions (G·B, K), in float32 at least, and their mean entropy."""
-        teacher = _wide(teacher)
+        teacher = at_least_float32(teacher)
         if self.centering == "sinkhorn":
             logits = sinkhorn_knopp(teacher / teacher_temp)
         else:
@@ -155,7 +147,7 @@ class DINOLoss(nn.Module):
 
     def forward(self, student: Tensor, teacher: Tensor, views: int, teacher_temp: float) -> LossParts:
         """Student logits (V·B, K) and teacher logits (G·B, K), view by view. Computed in float32 at least."""
-        log_student = (_wide(student) / self.student_temp).log_softmax(-1).unflatten(0, (views, -1))
+        log_student = (at_least_float32(student) / self.student_temp).log_softmax(-1).unflatten(0, (views, -1))
         target, entropy = self.targets(teacher, teacher_temp)
         target = target.view(-1, *log_student.shape[1:])
         global_views = len(target)

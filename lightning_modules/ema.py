@@ -5,13 +5,15 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
+from common.precision import HALF
+
 AT_ONCE = 32
 """Parameters that are copied at a time, where the weight of the average is known to the device only."""
 
 
 def _float_parameters(module: nn.Module) -> Iterable[Tensor]:
     for name, parameter in module.named_parameters():
-        if parameter.dtype in (torch.float16, torch.bfloat16):
+        if parameter.dtype in HALF:
             raise ValueError(
                 f"{name} is {parameter.dtype}: an average in half precision never moves; "
                 "train with trainer.precision bf16-mixed or 32-true, not bf16-true or 16-true"

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from lightning_modules.dino_loss import all_reduce
+from common.collectives import all_reduce
 
 
 class FiniteGuard(nn.Module):

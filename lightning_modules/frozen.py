@@ -2,8 +2,6 @@
 
 import logging
 
-import torch
-import torch.distributed as dist
 from lightning.pytorch import LightningModule
 from torch import Tensor
 
@@ -49,18 +47,3 @@ class FrozenBackboneModule(LightningModule):
     def forward(self, images: Tensor) -> Tensor:
         """(B, 3, H, W) to embeddings (B, D)."""
         return self.backbone(images)
-
-
-def gather_rows(rows: Tensor) -> Tensor:
-    """Concatenates (n_r, ...) of all ranks in rank order; ranks may have different numbers of rows, or none."""
-    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
-        return rows
-    count = rows.new_tensor([len(rows)], dtype=torch.int64)
-    counts = [count.clone() for _ in range(dist.get_world_size())]
-    dist.all_gather(counts, count)
-    sizes = [int(c.item()) for c in counts]
-    padded = rows.new_zeros(max(sizes), *rows.shape[1:])
-    padded[: len(rows)] = rows
-    parts = [padded.clone() for _ in sizes]
-    dist.all_gather(parts, padded)
-    return torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)])

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from backbones import Backbone
-from lightning_modules.frozen import FrozenBackboneModule, gather_rows
+from common.collectives import gather_rows
+from lightning_modules.frozen import FrozenBackboneModule
 from lightning_modules.hparams import record_hyperparameters
 from metrics import knn_scores, topk_accuracy
 

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from backbones import Backbone, SequenceBackbone
-from lightning_modules.frozen import FrozenBackboneModule, gather_rows
+from common.collectives import gather_rows
+from lightning_modules.frozen import FrozenBackboneModule
 from lightning_modules.hparams import record_hyperparameters
 from metrics import effective_rank, numerical_rank, partition, rank_bound, singular_values
 from metrics.rank import TOLERANCE

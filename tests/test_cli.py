@@ -18,8 +18,8 @@ import torch
 import yaml
 from PIL import Image
 
-import native
 from backbones import VisionMamba, weights
+from common import native
 from lightning_modules import DINO, KNN, BinaryAUCEvaluation, LinearProbe
 from tests.tiny_runs import BACKBONES, CONFIGS, EXTRA, LARGE, LARGE_CROPS, ROOT, TINY, run
 

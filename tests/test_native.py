@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import native
+from common import native
 from datamodules import multicrop, views
 
 ROOT = Path(__file__).parents[1]
@@ -52,7 +52,7 @@ def test_compiled_once_for_each_text_and_flag(source, tmp_path, monkeypatch):
 
 @needs_compiler
 def test_processes_at_once(source, tmp_path):
-    code = f"import native, pathlib; print(native.library(pathlib.Path({str(source)!r})).twice(5))"
+    code = f"import pathlib; from common import native; print(native.library(pathlib.Path({str(source)!r})).twice(5))"
     command = [sys.executable, "-c", code]
     processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) for _ in range(3)]
     assert [process.communicate(timeout=120)[0].strip() for process in processes] == ["10"] * 3
@@ -110,3 +110,15 @@ def test_switched_off_the_views_are_pythons(monkeypatch):
     finally:
         native.library.cache_clear()
         views.renderer.cache_clear()
+
+
+@needs_compiler
+def test_a_changed_header_is_compiled_anew(source, tmp_path):
+    """Those that a header includes count too."""
+    source.write_text('#include "outer.h"\nint twice(int x) { return FACTOR * x; }\n')
+    (source.parent / "outer.h").write_text('#include "inner.h"\n')
+    for number in (2, 3):
+        (source.parent / "inner.h").write_text(f"#define FACTOR {number}\n")
+        native.library.cache_clear()
+        assert native.library(source).twice(7) == 7 * number
+    assert [path.name for path in native.headers(source)] == ["inner.h", "outer.h"]

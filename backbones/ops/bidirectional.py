@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-import native
+from common import native
 
 DTYPES = {"triton": (torch.float32, torch.bfloat16, torch.float16), "c": (torch.float32,)}
 """Of the input, for each kind of kernels."""

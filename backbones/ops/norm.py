@@ -4,6 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from common.precision import at_least_float32
+
 
 def _unit_rms(x: Tensor, eps: float) -> Tensor:
     """x / sqrt(mean(x^2) + eps) over the last axis, in the dtype of x."""
@@ -13,13 +15,13 @@ def _unit_rms(x: Tensor, eps: float) -> Tensor:
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """x / sqrt(mean(x^2) + eps) * weight over the last axis; statistics in float32 at least."""
-    x = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+    x = at_least_float32(x)
     return _unit_rms(x, eps).to(weight.dtype) * weight
 
 
 def gated_rms_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float, groups: int = 1) -> Tensor:
     """rms_norm(x * silu(gate)) with statistics over each of ``groups`` equal parts of the last axis (Mamba-2)."""
-    x = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+    x = at_least_float32(x)
     x = x * F.silu(gate.to(x.dtype))
     return _unit_rms(x.unflatten(-1, (groups, -1)), eps).flatten(-2).to(weight.dtype) * weight
 

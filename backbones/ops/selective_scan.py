@@ -12,9 +12,7 @@ All paths compute, per channel with its own decays, with state h of shape (n),
 import torch
 from torch import Tensor
 
-
-def _at_least_float32(t: Tensor) -> Tensor:
-    return t.float() if t.dtype in (torch.float16, torch.bfloat16) else t
+from common.precision import at_least_float32
 
 
 def _check(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None) -> None:
@@ -38,7 +36,7 @@ def selective_scan_recurrent(
     ``chunk_size`` is taken for the sake of one signature and has no effect.
     """
     _check(x, dt, A, B, C, D)
-    compute = torch.promote_types(_at_least_float32(x).dtype, dt.dtype)
+    compute = torch.promote_types(at_least_float32(x).dtype, dt.dtype)
     xf, dtf, Bf, Cf = (t.to(compute) for t in (x, dt, B, C))
     state = xf.new_zeros(x.shape[0], x.shape[2], A.shape[1])
     ys = []
@@ -88,7 +86,7 @@ def selective_scan(
     if chunk_size < 1:
         raise ValueError(f"selective_scan: chunk_size={chunk_size} must be positive")
     with torch.autocast(x.device.type, enabled=False):
-        xf, dt, A, B, C = (_at_least_float32(t) for t in (x, dt, A, B, C))
+        xf, dt, A, B, C = (at_least_float32(t) for t in (x, dt, A, B, C))
         entering, ys = xf.new_zeros(x.shape[0], *A.shape), []
         for xq, dtq, Bq, Cq in zip(*(t.split(chunk_size, 1) for t in (xf, dt, B, C)), strict=True):
             decay = torch.exp(dtq[..., None] * A)  # b q d n
@@ -107,7 +105,7 @@ def selective_scan_matrix(dt: Tensor, A: Tensor, B: Tensor, C: Tensor, rows: Ten
 
     M_ij = sum_n C_in B_jn exp(A_n sum_{j<k<=i} dt_k) dt_j for j <= i.
     """
-    dt = _at_least_float32(dt).transpose(1, 2)  # b d l
+    dt = at_least_float32(dt).transpose(1, 2)  # b d l
     total = torch.cumsum(dt, -1)
     length = dt.shape[-1]
     index = torch.arange(length, device=dt.device) if rows is None else rows

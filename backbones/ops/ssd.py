@@ -18,11 +18,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from common.precision import at_least_float32
+
 BACKENDS = ("auto", "torch", "recurrent", "mamba_ssm")
-
-
-def _at_least_float32(t: Tensor) -> Tensor:
-    return t.float() if t.dtype in (torch.float16, torch.bfloat16) else t
 
 
 def _check(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None) -> None:
@@ -55,7 +53,7 @@ def ssd_recurrent(
     """
     _check(x, dt, A, B, C, D)
     rep = x.shape[2] // B.shape[2]
-    compute = torch.promote_types(_at_least_float32(x).dtype, dt.dtype)
+    compute = torch.promote_types(at_least_float32(x).dtype, dt.dtype)
     xf, dtf, Bf, Cf = (t.to(compute) for t in (x, dt, B, C))
     Bh, Ch = Bf.repeat_interleave(rep, 2), Cf.repeat_interleave(rep, 2)
     state = xf.new_zeros(x.shape[0], x.shape[2], x.shape[3], B.shape[3])
@@ -72,7 +70,7 @@ def ssd_recurrent(
 
 def ssd_decay(dt: Tensor, A: Tensor, rows: Tensor | None = None) -> Tensor:
     """The decay mask exp(sum_{j<k<=i} dt_k A) for j <= i, else 0; (b, h, l, l), or (b, h, r, l) for ``rows`` (r)."""
-    cum = torch.cumsum(_at_least_float32(dt) * A, 1).transpose(1, 2)  # b h l
+    cum = torch.cumsum(at_least_float32(dt) * A, 1).transpose(1, 2)  # b h l
     length = dt.shape[1]
     index = torch.arange(length, device=dt.device) if rows is None else rows
     above = torch.arange(length, device=dt.device)[None, :] > index[:, None]
@@ -300,7 +298,7 @@ def ssd(
         if y is not None:
             return y
     with torch.autocast(x.device.type, enabled=False):
-        dt, A = _at_least_float32(dt), _at_least_float32(A)
+        dt, A = at_least_float32(dt), at_least_float32(A)
         B, C = B.to(x.dtype), C.to(x.dtype)
         one_chunk = x.shape[1] <= chunk_size
         y = _quadratic(x, dt, A, B, C, D) if one_chunk else _chunked(x, dt, A, B, C, D, chunk_size)

@@ -1,14 +1,16 @@
 """C that stands beside the Python it serves, compiled for this machine when it is first called.
 
 Needs a C compiler ($CC, cc, gcc or clang) once; what it makes is kept in $DINOMAMBA_CACHE, else in the user's cache
-folder, under a name that follows from the C, the flags and the processor. Where there is none, :func:`library` returns
-None after one warning, and its callers take the Python they are compared with. DINOMAMBA_NATIVE=0 has them do so.
+folder, under a name that follows from the C with the headers it includes, the flags and the processor. Where there is
+none, :func:`library` returns None after one warning, and its callers take the Python they are compared with.
+DINOMAMBA_NATIVE=0 has them do so.
 """
 
 import ctypes
 import hashlib
 import os
 import platform
+import re
 import shutil
 import subprocess
 import tempfile
@@ -77,9 +79,23 @@ def _compile(cc: str, source: Path, target: Path, flags: tuple[str, ...]) -> str
     return complaint or "it says nothing"
 
 
+def headers(source: Path) -> list[Path]:
+    """The files that a C file includes by ``#include "name"`` from beside it, and those that these include."""
+    found: list[Path] = []
+    waiting = [source]
+    while waiting:
+        for name in re.findall(r'^\s*#\s*include\s+"([^"]+)"', waiting.pop().read_text(), re.MULTILINE):
+            header = source.with_name(name)
+            if header not in found:
+                found.append(header)
+                waiting.append(header)
+    return sorted(found)
+
+
 def _load(source: Path, flags: tuple[str, ...]) -> ctypes.CDLL:
     """From the folder, or compiled into it. OSError with the reason where neither works."""
-    key = hashlib.sha256("\0".join([*FLAGS, *flags, _processor()]).encode() + source.read_bytes()).hexdigest()[:24]
+    text = b"\0".join(path.read_bytes() for path in [source, *headers(source)])
+    key = hashlib.sha256("\0".join([*FLAGS, *flags, _processor()]).encode() + text).hexdigest()[:24]
     target = _folder() / f"{source.stem}-{key}.so"
     if target.exists():
         with suppress(OSError):  # a damaged file is made anew
