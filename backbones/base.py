@@ -44,7 +44,7 @@ class BlockView(NamedTuple):
 class Backbone(nn.Module, ABC):
     """An image encoder with a map of features after each of its blocks or stages.
 
-    A family sets ``num_features``, ``feature_info`` and ``patch_size`` and gives :meth:`embedding`,
+    A family sets ``num_features``, ``feature_info`` and ``patch_size`` and gives :meth:`pooled_features`,
     :meth:`forward_features` and :meth:`forward_intermediates`; the rest follows. Most families do so through
     :class:`~backbones.SequenceBackbone` or :class:`~backbones.HierarchicalBackbone`.
     """
@@ -77,8 +77,8 @@ class Backbone(nn.Module, ABC):
     # ---- forward ------------------------------------------------------------------------------------------
 
     @abstractmethod
-    def embedding(self, images: Tensor) -> Tensor:
-        """(B, C, H, W) to the image embedding (B, D), whether or not there is a classifier."""
+    def pooled_features(self, images: Tensor) -> Tensor:
+        """(B, C, H, W) to what a family reads off its last features: (B, D), or unpooled for ``global_pool=""``."""
 
     @abstractmethod
     def forward_features(self, images: Tensor) -> Features:
@@ -103,7 +103,7 @@ class Backbone(nn.Module, ABC):
 
     def pre_logits(self, images: Tensor) -> Tensor:
         """(B, C, H, W) to the classifier's input: the embedding, unless a family narrows it first."""
-        return self.embedding(images)
+        return self.pooled_features(images)
 
     def logits(self, images: Tensor) -> Tensor:
         """(B, C, H, W) to (B, num_classes). ValueError where there is no classifier."""
@@ -113,7 +113,14 @@ class Backbone(nn.Module, ABC):
 
     def forward(self, images: Tensor) -> Tensor:
         """(B, C, H, W) to the image embedding (B, D); with a classifier, as timm's models, to (B, num_classes)."""
-        return self.logits(images) if self.num_classes else self.embedding(images)
+        return self.logits(images) if self.num_classes else self.pooled_features(images)
+
+    def embedding(self, images: Tensor) -> Tensor:
+        """(B, C, H, W) to the image embedding (B, D), whether or not there is a classifier.
+
+        A call of the module itself where that gives it, so that hooks and compilation of the module act.
+        """
+        return self.pooled_features(images) if self.num_classes else self(images)
 
     # ---- classifier, in timm's terms ----------------------------------------------------------------------
 
@@ -231,6 +238,11 @@ class Backbone(nn.Module, ABC):
 
 class MixingBackbone(Backbone):
     """A backbone whose blocks mix tokens by matrices that can be looked at: Y = MX."""
+
+    decomposes = True
+    """Whether :meth:`decompose` works."""
+    reads_tokens = True
+    """Whether the embedding is read from tokens that have rows in M."""
 
     @abstractmethod
     def inspect(

@@ -39,7 +39,7 @@ class HierarchicalBackbone(Backbone):
         *_, last = self._stages(images)
         return self._sorted(self.depth - 1, last.residual)
 
-    def embedding(self, images: Tensor) -> Tensor:
+    def pooled_features(self, images: Tensor) -> Tensor:
         features = self.forward_features(images)
         return features.cls if self.global_pool else features.patches
 

@@ -81,7 +81,7 @@ class SequenceBackbone(MixingBackbone):
             x, _ = self._run(block, x)
         return self._final_norm(x), layout
 
-    def embedding(self, images: Tensor) -> Tensor:
+    def pooled_features(self, images: Tensor) -> Tensor:
         """(B, D); with ``global_pool=""`` all tokens (B, L, D) in sequence order."""
         tokens, layout = self._encode(images)
         if self.global_pool == "token":

@@ -30,6 +30,8 @@ class TimmModel(MixingBackbone):
         ValueError: where timm does not know the name or the model offers no intermediate features.
     """
 
+    decomposes = False
+
     def __init__(
         self,
         name: str,
@@ -53,7 +55,7 @@ class TimmModel(MixingBackbone):
         self.num_features = getattr(model, "head_hidden_size", None) or model.num_features
         self.feature_info = [dict(info) for info in model.feature_info]
         self.num_prefix = getattr(model, "num_prefix_tokens", 0)
-        self.has_cls = getattr(model, "cls_token", None) is not None
+        self.has_cls = self.reads_tokens = getattr(model, "cls_token", None) is not None
         embed = getattr(model, "patch_embed", None)
         patch = getattr(embed, "patch_size", None)
         reduction = self.feature_info[-1]["reduction"]
@@ -64,7 +66,7 @@ class TimmModel(MixingBackbone):
 
     # ---- forward ------------------------------------------------------------------------------------------
 
-    def embedding(self, images: Tensor) -> Tensor:
+    def pooled_features(self, images: Tensor) -> Tensor:
         if not self.num_classes:
             return self.model(images)
         return self.model.forward_head(self.model.forward_features(images), pre_logits=True)

@@ -89,7 +89,7 @@ def test_dino_on_every_family(backbone, shards, tmp_path):
 def test_python_use_without_the_command_line():
     """The classes work without YAML, and say no to what they do not know."""
     backbone = VisionMamba(img_size=16, patch_size=4, embed_dim=16, depth=2, d_state=4, headdim=8)
-    assert KNN(backbone).headline_metric == "val/knn_top1"
+    assert KNN(backbone).headline == "val/knn_top1"
     with pytest.raises(ValueError, match="maps="):
         BinaryAUCEvaluation(backbone, maps=["saliency"])
     with pytest.raises(ValueError, match="block=7"):
