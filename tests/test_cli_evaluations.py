@@ -108,7 +108,7 @@ def test_predict(shards, tmp_path):
     for part in parts:
         n = len(part["key"])
         maps = [name for name in part if name.startswith("maps/")]
-        assert part["embedding"].shape == (n, 16) and len(maps) == 10
+        assert part["embedding"].shape == (n, 16) and len(maps) == 2 * (2 + 4)
         assert all(part[name].shape == (n, 4, 4) for name in maps)
 
 
