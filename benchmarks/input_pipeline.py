@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader
 from torchvision import transforms as T
 from torchvision.datasets import ImageFolder
 
-from cli import keep_freed_memory
+from common.memory import keep_freed_memory
 from datamodules.multicrop import RATIO, MultiCrop, MultiCropConfig, render_in_python
 from datamodules.samples import RawSample
 from datamodules.shards import ShardSet
