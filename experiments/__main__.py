@@ -58,15 +58,15 @@ def settings(given: argparse.Namespace) -> plan.Settings:
 
 
 def describe(runs: Sequence[RunSpec], own: Sequence[RunSpec], names: Sequence[str], launch: Sequence[str]) -> str:
-    """The runs in order as a shell script, the targets' own with their index."""
+    """The runs in order as a shell script; those of ``own``, all of the targets' own, with their index."""
     lines = []
     for run in runs:
         number = f"{own.index(run)}: " if run in own else ""
         after = f", after {', '.join(str(need.folder) for need in run.needs)}" if run.needs else ""
         lines.append(f"# {number}{run.folder}{after}{', done' if run.finished else ''}")
         lines.append(f"# error: {run.lacks}" if run.lacks else run.shown(launch))
-    done = sum(run.finished for run in runs)
-    lines.append(f"# {' '.join(names)}: {len(own)} runs, --array=0-{len(own) - 1}; with what they need {len(runs)}, {done} done")
+    lines.append(f"# {' '.join(names)}: {len(own)} runs of its own, --array=0-{len(own) - 1}")
+    lines.append(f"# shown: {len(runs)} runs, {sum(run.finished for run in runs)} of them done")
     return "\n".join(lines)
 
 
@@ -91,19 +91,22 @@ def main(args: Sequence[str]) -> None:
     given = parser().parse_args(args)
     asked = settings(given)
     own = plan.requested(given.targets, asked)
+    chosen = own
     if given.index is not None:
         if not 0 <= given.index < len(own):
             raise ValueError(
                 f"task {given.index}, but {' '.join(given.targets)} has {len(own)} runs: --array=0-{len(own) - 1}"
             )
-        own = [own[given.index]]
-    runs, launch = in_order(own), shlex.split(given.launch)
+        chosen = [own[given.index]]
+    runs, launch = in_order(chosen), shlex.split(given.launch)
     if given.dry_run:
         print(describe(runs, own, given.targets, launch))
         return
     demo = all(target.data == "demo" for target in plan.targets(given.targets, asked))
     failed = runner.run(runs, given.jobs or (2 if demo else 1), launch)
-    wrong = [f"{len(failed)} of {len(runs)} runs were not made: {', '.join(str(f.folder) for f in failed)}"] if failed else []
+    wrong = []
+    if failed:
+        wrong.append(f"{len(failed)} of {len(runs)} runs were not made: {', '.join(str(f.folder) for f in failed)}")
     if given.index is None:
         wrong += draw(given.targets, asked)
     if wrong:

@@ -34,10 +34,11 @@ def run(runs: Sequence[RunSpec], jobs: int = 1, launch: Sequence[str] = ()) -> l
     failed: list[RunSpec] = []
     try:
         while waiting or running:
-            for one in [one for one in waiting if set(one.needs) & set(failed)]:
-                print(f"not started: {one.folder}, which needs {_names(set(one.needs) & set(failed))}", flush=True)
-                waiting.remove(one)
-                failed.append(one)
+            for one in list(waiting):  # in order, so one that is not started stops those that need it in their turn
+                if stopped := set(one.needs) & set(failed):
+                    print(f"not started: {one.folder}, which needs {_names(stopped)}", flush=True)
+                    waiting.remove(one)
+                    failed.append(one)
             ready = [one for one in waiting if not set(one.needs) & {*waiting, *running}]
             for one in ready[: jobs - len(running)]:
                 waiting.remove(one)
