@@ -79,14 +79,17 @@ def _robustness_rows(run: Run) -> list[dict[str, Any]]:
 
 
 def _test_rows(run: Run) -> list[dict[str, Any]]:
-    """Top-1 of each head of a probe that was trained before."""
+    """Top-1 of each head of a probe that was trained before, and which checkpoint and shards these were."""
+    shards = run.config.get("data", {}).get("init_args", {}).get("val_shards", "the validation shards")
+    origin = _origin(run)
+    origin["weights"] = run.config.get("ckpt_path") or origin["weights"]
     return [
         {
-            "what": describe_head(row),
+            "what": f"{describe_head(row)}, on {shards}",
             "ours": 100 * row["top1_last"],
             "parameters": row["parameters"],
             "images": row["images"],
-            **_origin(run),
+            **origin,
         }
         for row in run.rows
     ]
@@ -156,8 +159,8 @@ NOTE = {
 a model were trained in one run, each training image passing through the backbone {passes} per epoch.""",
     "robustness": """Top-1 of the probe's head with the best last top-1 on validation images. The answer is sought among
 the classes said; images without a right answer (ReaL) are not counted.""",
-    "test": """Top-1 of a probe that was trained before, each of its heads once over the split that the run's
-configuration names (data.init_args.val_shards).""",
+    "test": """Top-1 of a probe that was trained before, over the split said (data.init_args.val_shards), once for
+each of its heads.""",
 }
 
 
@@ -179,4 +182,8 @@ def draw(target: Target, runs: Path) -> list[Path]:
     old = read_json(path, "")["rows"] if path.is_file() else []
     rows = merge(collect(target, runs), old)
     write_json(path, {"target": target.name, "data": target.data, "rows": rows})
-    return [path, *write_page(base, target.title, note(target, runs), Table(COLUMNS, rows, show))]
+    table = Table(COLUMNS, rows, show)
+    return [
+        path,
+        *write_page(base, target.title, note(target, runs), table.filled() if target.kind == "test" else table),
+    ]

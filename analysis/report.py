@@ -138,8 +138,10 @@ def draw_curves(run: Path, path: Path) -> None:
     values = scalars(run / "pretrain")
     fig, (upper, lower) = plt.subplots(2, 1, figsize=(6, 5.6))
     for tag, label, style in (
-        ("train/loss", "loss", "-"), ("train/teacher_entropy", "teacher entropy", "--"), ("train/kl", "KL(teacher ‖ student)", ":"),
-    ):  # fmt: skip
+        ("train/loss", "loss", "-"),
+        ("train/teacher_entropy", "teacher entropy", "--"),
+        ("train/kl", "KL(teacher ‖ student)", ":"),
+    ):
         if tag in values:
             upper.plot(*zip(*values[tag], strict=True), style, label=label)
     upper.set(xlabel="optimiser step", ylabel="nats")
@@ -178,9 +180,10 @@ def to_html(report: dict[str, Any], table: Table, maps: Path, curves: Path) -> s
     versions = ", ".join(f"{k} {v}" for k, v in report["versions"].items())
     flipped = [m for m in MODELS if report[m]["auc"] < 0.5]
     sign = f" Shown negated, as its mean AUC is below 0.5: {', '.join(flipped)}." if flipped else ""
-    body = f"""<p>A small Vim (bidirectional Mamba-2) was pretrained with DINO on the embedded scenes, without labels, for
-{report["pretrain_seconds"]:.0f} seconds on this machine. Both columns are the same network with the same seed
-({report["seed"]}); the first is its random initialisation. The scores are over {report["images"]} validation images.</p>
+    body = f"""<p>A small Vim (bidirectional Mamba-2) was pretrained with DINO on the embedded scenes, without labels,
+for {report["pretrain_seconds"]:.0f} seconds on this machine. Both columns are the same network with the same seed
+({report["seed"]}); the first is its random initialisation. The scores are over {report["images"]} validation
+images.</p>
 {table.to_html()}
 <p>Binary-AUC scores the cosine of the class feature with each patch's, last block, against the object's
 mask. The same maps with their pixels shuffled score {report["shuffled_auc"]:.3f} in the mean, but

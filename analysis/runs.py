@@ -1,4 +1,4 @@
-"""A run's folder and what it left there: results, the record of how it was run, arrays. Every page reads runs by this."""
+"""A run's folder and what it left there, as every page reads it: results, the record of how it was run, arrays."""
 
 import json
 import re
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import yaml
 
 OLD_NAME = re.compile(r"block(\d+)/(?:(head|register)(\d+)/)?(\w+)")
 
@@ -53,6 +54,12 @@ class Run:
     def rows(self) -> list[dict[str, Any]]:
         """The table's rows; those of maps with their fields."""
         return [map_fields(row) if "map" in row else row for row in self.results["rows"]]
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """The resolved configuration; empty where the file is missing."""
+        path = self.folder / self.record.get("config", "config.yaml")
+        return yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else {}
 
     def maps(self, kind: str, part: str | None = None) -> list[dict[str, Any]]:
         """Rows of the maps of a kind and part, from the first block to the last; None asks for maps of whole blocks."""

@@ -6,7 +6,9 @@ import re
 import numpy as np
 
 
-def write_run(runs, model, task, rows, complete=True, epoch=0, counts=None, arrays=None, weights="w.pth (flat)", module="M"):
+def write_run(
+    runs, model, task, rows, complete=True, epoch=0, counts=None, arrays=None, weights="w.pth (flat)", module="M"
+):
     """RUNS/MODEL-TASK with results.json (or results.partial.json), run.json and, with ``arrays``, results.npz."""
     folder = runs / f"{model}-{task}"
     folder.mkdir(parents=True, exist_ok=True)

@@ -68,7 +68,9 @@ def test_robustness_and_embedded_data(tmp_path):
 
 
 def test_a_probe_on_a_held_out_split(tmp_path):
-    write_run(tmp_path, "vim_small", "test", [head(4, best=0.9, last=0.77)])
+    folder = write_run(tmp_path, "vim_small", "test", [head(4, best=0.9, last=0.77)])
+    (folder / "config.yaml").write_text("{ckpt_path: probe.ckpt, data: {init_args: {val_shards: test-*.tar}}}")
     (row,) = table(tmp_path, "evaluate")
-    assert row["ours"] == pytest.approx(77) and "published" not in row and "last" not in row
-    assert "trained before" in (tmp_path / "evaluate.html").read_text()
+    assert row["ours"] == pytest.approx(77) and row["weights"] == "probe.ckpt" and row["what"].endswith("on test-*.tar")
+    page = (tmp_path / "evaluate.html").read_text()
+    assert "trained before" in page and "paper, %" not in page

@@ -54,7 +54,9 @@ def test_size_and_order(target, data):
 
 def test_every_target_is_whole():
     assert {name for name, _ in EVERY} == set(PAPER) | {"demo", "study", "evaluate"} and spec.names("paper") == PAPER
-    assert {(t, d) for d, sizes in SIZES.items() for t in sizes} == {*EVERY} | {(t, d) for t in ("paper", "figure4") for d in SIZES}
+    assert {(t, d) for d, sizes in SIZES.items() for t in sizes} == {*EVERY} | {
+        (t, d) for t in ("paper", "figure4") for d in SIZES
+    }
     models = spec.content()["models"]
     for name, data in EVERY:
         target = spec.target(name, data)
@@ -85,12 +87,20 @@ def test_files_flags_and_needs(target, data):
         assert run.folder == Path("x") / run.name and run.done == run.folder / ".done" and run.log == "log.txt"
         assert flag(run, "--trainer.logger.init_args.save_dir") == ["x"] and flag(run, "--seed_everything") == ["3"]
         assert flag(run, "--trainer.logger.init_args.name") == [run.name]
-        assert run.verb == {"pretrain": "fit", "auc": "validate", "ranks": "validate", "table4": "validate", "test": "test"}.get(task, "fit")
+        assert run.verb == {
+            "pretrain": "fit",
+            "auc": "validate",
+            "ranks": "validate",
+            "table4": "validate",
+            "test": "test",
+        }.get(task, "fit")
         assert run.threads == (data == "demo")
         weights = f"paper/{data}/{model}-weights.yaml"
         assert (weights in run.configs) == (configs.find(weights).is_file() and task != "test")
         given = flag(run, "--model.init_args.backbone_weights")
-        assert given == ([f"x/{model}-pretrain/checkpoints/last.ckpt"] if data == "demo" and task not in ("pretrain", "test") else [])
+        assert given == (
+            [f"x/{model}-pretrain/checkpoints/last.ckpt"] if data == "demo" and task not in ("pretrain", "test") else []
+        )
         others = [need.name for need in run.needs if need.program == "cli"]
         wanted = [f"{model}-pretrain"] if data == "demo" and task not in ("pretrain", "test") else []
         wanted += {"table4": [f"{model}-table1"], "test": [f"{model}-probe"]}.get(task, [])
@@ -160,8 +170,16 @@ def test_evaluate():
 @pytest.mark.parametrize(
     ("targets", "settings", "words"),
     [
-        (["table9"], {}, "no target 'table9'; there are table1, table4, .*, evaluate, figure4 for its parts, and paper"),
-        (["table1"], {"models": ("vim_huge",)}, "models=vim_huge: there is no backbone/vim_huge.yaml; there are deit_base"),
+        (
+            ["table9"],
+            {},
+            "no target 'table9'; there are table1, table4, .*, evaluate, figure4 for its parts, and paper",
+        ),
+        (
+            ["table1"],
+            {"models": ("vim_huge",)},
+            "models=vim_huge: there is no backbone/vim_huge.yaml; there are deit_base",
+        ),
         (["table1"], {"data": "mnist"}, "table1: data='mnist'; allowed: imagenet, demo"),
         (["study"], {"data": "imagenet"}, "study: data='imagenet'; allowed: demo"),
     ],

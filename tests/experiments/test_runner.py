@@ -67,7 +67,9 @@ def test_order_and_reuse():
     b, c = spec("b", a, threads=3), spec("c", a)
     assert in_order([b, c, b]) == [a, b, c]
     assert runner.run(in_order([b, c])) == []
-    assert left("a")["span"][1] <= left("b")["span"][0] and left("b")["span"][1] <= left("c")["span"][0]  # one at a time
+    assert (
+        left("a")["span"][1] <= left("b")["span"][0] and left("b")["span"][1] <= left("c")["span"][0]
+    )  # one at a time
     assert left("a")["args"] == ["validate", "-c", "base.yaml", "--trainer.logger.init_args.name", "a"]
     assert left("b")["threads"] == "3" and left("c")["threads"] is None
     assert (c.folder / "log.txt").read_text().splitlines()[0] == "c says 0" and c.finished
@@ -139,7 +141,9 @@ def test_what_did_not_run_is_told_and_the_rest_is_drawn(monkeypatch, capfd):
     monkeypatch.setenv("FAIL", "vit_demo-table1")
     write_run(Path("x"), "vim_demo", "table1", [head(1, best=0.5)])
     with pytest.raises(ValueError, match=r"1 of 3 runs were not made: x/vit_demo-table1$"):
-        command.main(["table1", "--data=demo", "--models", "vit_demo", "vim_demo", "--checkpoint=w", "--runs=x", "--jobs="])
+        command.main(
+            ["table1", "--data=demo", "--models", "vit_demo", "vim_demo", "--checkpoint=w", "--runs=x", "--jobs="]
+        )
     page = Path("x/table1.html").read_text()
     assert "50.0" in page and "not run" in page and "table1.html" in Path("x/index.html").read_text()
     assert "x/table1.csv" in capfd.readouterr().out
