@@ -103,7 +103,8 @@ def main(args: Sequence[str]) -> None:
         print(describe(runs, own, given.targets, launch))
         return
     demo = all(target.data == "demo" for target in plan.targets(given.targets, asked))
-    failed = runner.run(runs, given.jobs or (2 if demo else 1), launch)
+    jobs = (2 if demo else 1) if given.jobs is None else given.jobs
+    failed = runner.run(runs, jobs, launch)
     wrong = []
     if failed:
         wrong.append(f"{len(failed)} of {len(runs)} runs were not made: {', '.join(str(f.folder) for f in failed)}")

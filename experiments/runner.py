@@ -4,13 +4,12 @@ import os
 import subprocess
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 from experiments.runs import RunSpec
 
 TAIL = 10
 """Lines of a failed run's log that are shown."""
-POLL_SECONDS = 0.05
+POLL_SECONDS = 0.1
 
 
 def run(runs: Sequence[RunSpec], jobs: int = 1, launch: Sequence[str] = ()) -> list[RunSpec]:
@@ -47,15 +46,12 @@ def run(runs: Sequence[RunSpec], jobs: int = 1, launch: Sequence[str] = ()) -> l
                     failed.append(one)
                 else:
                     running[one] = _start(one, launch)
-            for one, process in [(o, p) for o, p in running.items() if p.poll() is not None]:
-                del running[one]
-                if process.returncode:
+            for one in _ended(running):
+                if code := running.pop(one).returncode:
                     failed.append(one)
-                    _tell(one, process.returncode)
+                    _tell(one, code)
                 else:
                     one.done.touch()
-            if running:
-                time.sleep(POLL_SECONDS)
     finally:  # nothing that was started outlives this program
         for process in running.values():
             process.terminate()
@@ -68,14 +64,21 @@ def _names(runs: set[RunSpec]) -> str:
     return ", ".join(sorted(str(one.folder) for one in runs))
 
 
+def _ended(running: dict[RunSpec, "subprocess.Popen[bytes]"]) -> list[RunSpec]:
+    """Waits until one has ended at least, where any runs, and returns what has."""
+    while running and all(process.poll() is None for process in running.values()):
+        time.sleep(POLL_SECONDS)
+    return [one for one, process in running.items() if process.returncode is not None]
+
+
 def _start(one: RunSpec, launch: Sequence[str]) -> "subprocess.Popen[bytes]":
     """Starts a run; its output goes to its log, or is shown."""
     environment = os.environ | ({"OMP_NUM_THREADS": str(one.threads)} if one.threads else {})
-    one.folder.mkdir(parents=True, exist_ok=True)
     if one.log is None:
         print(one.shown(launch), flush=True)
         return subprocess.Popen(one.command(launch), env=environment)
     print(one.folder / one.log, flush=True)
+    one.folder.mkdir(parents=True, exist_ok=True)
     with open(one.folder / one.log, "wb") as log:
         return subprocess.Popen(one.command(launch), env=environment, stdout=log, stderr=subprocess.STDOUT)
 
@@ -84,5 +87,5 @@ def _tell(one: RunSpec, code: int) -> None:
     """Says that a run failed, with the last lines of its log."""
     print(f"failed with exit code {code}: {one.folder}", flush=True)
     if one.log is not None:
-        lines = Path(one.folder / one.log).read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = (one.folder / one.log).read_text(encoding="utf-8", errors="replace").splitlines()
         print("\n".join(f"    {line}" for line in lines[-TAIL:]), flush=True)

@@ -115,6 +115,13 @@ def test_launch():
     assert DEMO_DATA.shown(["srun"]) == "python -m datamodules.prepare demo --out data/demo --overwrite true"
 
 
+def test_a_program_that_makes_its_folder(folder):
+    """As what draws the robustness sets, which wants none there; it leaves its own marker and says what it does."""
+    (folder / "maker.py").write_text("import os, sys; os.mkdir(sys.argv[1]); open(sys.argv[1] + '/made', 'x')")
+    data = RunSpec("data", "sets", (), (), Path("sets"), program="maker", marker="made", log=None)
+    assert runner.run([data]) == [] and data.finished and runner.run([data]) == []
+
+
 RANKS = ["ranks", "--data=demo", "--models=vit_demo vim_demo", "--checkpoint=w.pth", "--runs=x"]
 
 
