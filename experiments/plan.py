@@ -14,6 +14,7 @@ from experiments.runs import RunSpec, in_order
 DEMO_DATA = RunSpec(
     "demo", "demo", (), ("--out", "data/demo", "--overwrite", "true"), Path("data/demo"),
     program="datamodules.prepare", marker="_info.json", log=None,
+    sources=(configs.ROOT.parent / "datamodules" / "demo.py",),
 )  # fmt: skip
 """Draws the embedded data set."""
 DEMO_ROBUSTNESS = RunSpec(

@@ -23,6 +23,7 @@ class RunSpec:
         marker: the file in ``folder`` that says that it ended well.
         log: the file in ``folder`` that takes its output; None shows it.
         lacks: what is wrong, where the run cannot be started.
+        sources: files that it is made from; it is made again where one is newer than its marker.
     """
 
     name: str
@@ -36,6 +37,7 @@ class RunSpec:
     marker: str = ".done"
     log: str | None = "log.txt"
     lacks: str = ""
+    sources: tuple[Path, ...] = ()
 
     @property
     def done(self) -> Path:
@@ -44,8 +46,12 @@ class RunSpec:
 
     @property
     def finished(self) -> bool:
-        """Whether it ended well, now or at an earlier time."""
-        return self.done.is_file()
+        """Whether it ended well, now or at an earlier time, after all that it was made from."""
+        if not self.done.is_file() or not all(need.finished for need in self.needs):
+            return False
+        made = self.done.stat().st_mtime_ns
+        before = [need.done for need in self.needs] + [path for path in self.sources if path.is_file()]
+        return all(path.stat().st_mtime_ns <= made for path in before)
 
     def arguments(self, launched: bool) -> list[str]:
         """What follows the program's name; what trains under a launcher resumes what it finds."""

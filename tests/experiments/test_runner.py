@@ -80,6 +80,24 @@ def test_order_and_reuse():
     assert [name for name in "abc" if Path(f"{name}.json").exists()] == ["c"]
 
 
+def test_what_was_made_from_something_older_is_made_again(tmp_path):
+    """A source that changed since, a need that was made anew, one that is gone."""
+    source = tmp_path / "draw.py"
+    source.touch()
+    a = replace(spec("a"), sources=(source, tmp_path / "absent.py"))
+    b = spec("b", a)
+    assert runner.run(in_order([b])) == [] and a.finished and b.finished
+    later = b.done.stat().st_mtime_ns + 10**9
+    os.utime(source, ns=(later, later))
+    assert not a.finished and not b.finished
+    os.utime(a.done, ns=(later, later))
+    assert a.finished and not b.finished
+    os.utime(b.done, ns=(later, later))
+    assert b.finished
+    a.done.unlink()
+    assert not b.finished
+
+
 def test_two_at_once(monkeypatch):
     monkeypatch.setenv("MEET", "a b")
     c = spec("c", spec("a"), spec("b"))
