@@ -94,6 +94,9 @@ def main(args: list[str] | None = None) -> None:
         meant = f"; did you mean {near[0]!r}?" if near else f"; allowed: {', '.join(COMMANDS)}"
         refuse(f"{args[0]!r} is no command{meant}")
     share_the_processors()
+    # a user's own classes lie in the working folder; behind ours, so that no file of theirs takes the place of one
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
     import lightning_cli
 
     lightning_cli.run(with_found_configs(args))

@@ -1,0 +1,81 @@
+"""The demo's training step beside busy loops on all processors: threads that spin at barriers against ones that sleep.
+
+``python benchmarks/busy_processors.py`` starts each run as a process of its own, since OpenMP reads OMP_WAIT_POLICY when
+it starts. Where two threads share a processor with other work, one that spins takes it from the one it waits for.
+"""
+
+import os
+import statistics
+import subprocess
+import sys
+import time
+
+from measuring import report
+
+STEPS = 8
+ROUNDS = 3
+STEP = f"""
+import sys, time, torch, yaml
+sys.path.insert(0, {os.path.dirname(os.path.dirname(os.path.abspath(__file__)))!r})
+import configs
+from backbones import VisionMamba
+from common.memory import keep_freed_memory
+from heads import DINOHead
+from lightning_modules.dino import MultiCropNetwork
+keep_freed_memory()
+torch.manual_seed(0)
+overlay = yaml.safe_load(configs.find("backbone/vim_demo.yaml").read_text())["model"]["init_args"]["backbone"]
+backbone = VisionMamba(**overlay["init_args"])
+network = MultiCropNetwork(backbone, DINOHead(backbone.num_features, 256, 256, 32, use_bn=True))
+optimizer = torch.optim.AdamW(network.parameters(), 1e-3, fused=True)
+crops = [torch.randn(64, 3, side, side) for side in (48, 48, 24, 24, 24, 24)]
+def step():
+    optimizer.zero_grad()
+    _, z = network(crops)
+    (z @ network.head.last_layer.prototypes().T).logsumexp(-1).mean().backward()
+    optimizer.step()
+for _ in range(3):
+    step()
+start = time.perf_counter()
+for _ in range({STEPS}):
+    step()
+print(64 * {STEPS} / (time.perf_counter() - start))
+"""
+
+
+def images_per_second(policy: str, loops: int, threads: int) -> float:
+    """Of the step in a fresh process, beside so many busy loops."""
+    env = os.environ | {"OMP_NUM_THREADS": str(threads)}
+    env.pop("OMP_WAIT_POLICY", None)
+    if policy != "default":
+        env["OMP_WAIT_POLICY"] = policy
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(loops)]
+    try:
+        time.sleep(0.2)
+        done = subprocess.run([sys.executable, "-c", STEP], env=env, capture_output=True, text=True, check=True)
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
+    return float(done.stdout)
+
+
+def main() -> None:
+    processors = os.cpu_count() or 1
+    header = ["busy loops", "threads", "OMP_WAIT_POLICY", "images/s, median", "of the default's (least to most)"]
+    rows = []
+    for loops in (0, processors):
+        for threads in (processors, 1):
+            found: dict[str, list[float]] = {"default": [], "passive": []}
+            for _ in range(ROUNDS):
+                for policy, values in found.items():
+                    values.append(images_per_second(policy, loops, threads))
+            for policy, values in found.items():
+                ratios = [a / b for a, b in zip(values, found["default"], strict=True)]
+                ratio = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+                rows.append([str(loops), str(threads), policy, f"{statistics.median(values):.0f}", ratio])
+    report("busy_processors", header, rows, f"{ROUNDS} rounds of {STEPS} steps, 64 images each, the policies in turns.")
+
+
+if __name__ == "__main__":
+    main()
