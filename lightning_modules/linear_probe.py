@@ -14,6 +14,7 @@ from torchmetrics import SumMetric
 from torchmetrics.classification import MulticlassAccuracy
 
 from backbones import Backbone, Features
+from lightning_modules.feature_cache import cache_features
 from lightning_modules.frozen import FrozenBackboneModule
 from lightning_modules.hparams import record_hyperparameters
 
@@ -134,6 +135,10 @@ class LinearProbe(FrozenBackboneModule):
         self.images_trained = self.images_encoded = 0  # on this device, over all epochs of this run
         self.val_images = SumMetric()
         self._images = 0
+
+    def setup(self, stage: str) -> None:
+        super().setup(stage)
+        cache_features(self)
 
     def encode(self, images: Tensor) -> Tensor:
         """(B, K, D): what the heads read, ``self.reads`` in that order, from one pass without gradients."""
