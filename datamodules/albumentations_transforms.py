@@ -3,7 +3,6 @@
 Shapes: n samples of a batch, K views.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any

@@ -72,10 +72,12 @@ class ImageNetDataModule(ShardDataModule):
         training: Transform
         if view == "features":
             training = evaluation
-        elif view == "multicrop" and multicrop_pipelines is None:
-            training = MultiCropTransform(multicrop)
         elif view == "multicrop":
-            training = AlbumentationsViews(multicrop_pipelines, "multicrop_pipelines")
+            training = (
+                MultiCropTransform(multicrop)
+                if multicrop_pipelines is None
+                else AlbumentationsViews(multicrop_pipelines, "multicrop_pipelines")
+            )
         elif probe_pipeline is None:
             training = ProbeTransform(probe_size, probe_scale)
         else:
@@ -119,7 +121,9 @@ class ImageNetDataModule(ShardDataModule):
 
     def _features(self, split: str, batch_size: int) -> Iterable[Any]:
         if self.wrap_loader is None:
-            found = "there is none" if self.trainer is None else f"{type(self.trainer.lightning_module).__name__} has none"
+            found = (
+                "there is none" if self.trainer is None else f"{type(self.trainer.lightning_module).__name__} has none"
+            )
             raise ValueError(
                 f"data.init_args.view=features wants a model with encode(images), such as LinearProbe; {found}"
             )

@@ -11,13 +11,13 @@ class SampleKey(NamedTuple):
 
     seed: int
     epoch: int
-    index: int
+    number: int
     """The sample's number over all shards of its split."""
 
     @property
     def philox(self) -> tuple[np.uint64, np.uint64]:
         """As the key of a Philox generator."""
-        return np.uint64(self.seed % 2**64), np.uint64(self.epoch << 40 | self.index)
+        return np.uint64(self.seed % 2**64), np.uint64(self.epoch << 40 | self.number)
 
     def generator(self) -> np.random.Generator:
         """A new generator of this sample's own: the same draws in whatever worker, run or order."""

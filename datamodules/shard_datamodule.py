@@ -121,7 +121,9 @@ class ShardDataModule(LightningDataModule):
 
     def _add(self, stage: str, of: Split | dict[str, Split] | None) -> list[str]:
         """Names of a stage's splits: where each stands in the configuration."""
-        named = {} if of is None else {stage: of} if isinstance(of, Split) else {f"{stage}.{k}": s for k, s in of.items()}
+        named = (
+            {} if of is None else {stage: of} if isinstance(of, Split) else {f"{stage}.{k}": s for k, s in of.items()}
+        )
         self.splits |= named
         return list(named)
 

@@ -155,9 +155,7 @@ class TrainPlan:
     window: int
 
     def __call__(self, epoch: int, done: Sequence[EpochSegment]) -> EpochPlan:
-        return resume_plan(
-            self.source, self.batch, self.rank, self.world_size, self.seed, epoch, self.window, done
-        )
+        return resume_plan(self.source, self.batch, self.rank, self.world_size, self.seed, epoch, self.window, done)
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ class Transform(ABC):
     fields: Sequence[str] = (*IMAGE_FIELDS, "cls")
     images: Sequence[str] = IMAGES
 
-    def prepare(self) -> None:
+    def prepare(self) -> None:  # noqa: B027  # most need nothing
         """What all loading processes need done once, such as compiling or importing; called before they start."""
 
     def allocate(self, n: int) -> Buffers:

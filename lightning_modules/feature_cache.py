@@ -159,16 +159,14 @@ class ShuffledFeatureLoader(FeatureLoader):
         if state["world_size"] != self._position.world_size and 0 < state["batches"] < self._batches:
             raise ValueError(
                 f"view=features: the checkpoint is from inside an epoch on {state['world_size']} processes, this run "
-                f"has {self._position.world_size}; each holds its own samples, so go on with {state['world_size']}, or from an "
-                "epoch's end"
+                f"has {self._position.world_size}; each holds its own samples, so go on with {state['world_size']}, or "
+                "from an epoch's end"
             )
         self._done = (state["epoch"], state["batches"])
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         self._epoch = self._position.start_epoch()
-        rng = np.random.Generator(
-            np.random.Philox(key=[self._seed % 2**64, (self._epoch << 20) + self._position.rank])
-        )
+        rng = np.random.Generator(np.random.Philox(key=[self._seed % 2**64, (self._epoch << 20) + self._position.rank]))
         rows = rng.permutation(len(self.data.keys))
         first = self._done[1] if self._done[0] == self._epoch else 0
         return (self.data.batch(rows[i * self.batch : (i + 1) * self.batch]) for i in range(first, self._batches))

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from datamodules.features import EncodedSplit, FeatureLoader, ShuffledFeatureLoader
+from datamodules import Position
+from lightning_modules.feature_cache import EncodedSplit, FeatureLoader, ShuffledFeatureLoader
 from tests.processes import run_ranks
 
 
@@ -16,7 +17,7 @@ def split(count, start=0):
 
 
 def loader(count=11, batch=3, seed=5, rank=0, world=1, at=(0, 0)):
-    return ShuffledFeatureLoader(split(count), batch, seed, rank, world, lambda: at)
+    return ShuffledFeatureLoader(split(count), batch, seed, Position(rank, world, epoch=at[0], batches=at[1]))
 
 
 def keys(batches):
@@ -64,7 +65,7 @@ def test_too_few():
 
 
 def uneven(rank):
-    own = ShuffledFeatureLoader(split(*((11, 0), (8, 11))[rank]), 2, 0, rank, 2, lambda: (0, 0))
+    own = ShuffledFeatureLoader(split(*((11, 0), (8, 11))[rank]), 2, 0, Position(rank, 2))
     return len(own), keys(own)
 
 
