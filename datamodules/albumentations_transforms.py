@@ -1,5 +1,8 @@
 """Albumentations pipelines in the place of our own crops; written in YAML, see :mod:`datamodules.pipelines`.
 
+They are annotated as plain dicts, which the command line hands on as they are written: it would instantiate the nested
+ones of a ``dict[str, Any]`` and pass over what is wrong with them.
+
 Shapes: n samples of a batch, K views.
 """
 
@@ -28,7 +31,7 @@ class PipelineViews:
     """
 
     size: int
-    pipeline: list[dict[str, Any]]
+    pipeline: list[dict]
     count: int = 1
 
 
@@ -88,7 +91,7 @@ class AlbumentationsImage(ImageTransform):
     """
 
     def __init__(
-        self, size: int, pipeline: list[dict[str, Any]], labels_required: bool = True, key: str = "pipeline"
+        self, size: int, pipeline: list[dict], labels_required: bool = True, key: str = "pipeline"
     ) -> None:
         super().__init__(size, labels_required)
         self._steps, self._key = pipeline, key

@@ -66,7 +66,7 @@ class ImageNetDataModule(ShardDataModule):
         cache_dir: str | None = None,
         cache_gib: float = 200.0,
         multicrop_pipelines: list[PipelineViews] | None = None,
-        probe_pipeline: list[dict[str, Any]] | None = None,
+        probe_pipeline: list[dict] | None = None,
     ) -> None:
         evaluation = EvaluationTransform(resize, crop)
         training: Transform
@@ -76,12 +76,12 @@ class ImageNetDataModule(ShardDataModule):
             training = (
                 MultiCropTransform(multicrop)
                 if multicrop_pipelines is None
-                else AlbumentationsViews(multicrop_pipelines, "multicrop_pipelines")
+                else AlbumentationsViews(multicrop_pipelines, "data.init_args.multicrop_pipelines")
             )
         elif probe_pipeline is None:
             training = ProbeTransform(probe_size, probe_scale)
         else:
-            training = AlbumentationsImage(probe_size, probe_pipeline, key="probe_pipeline")
+            training = AlbumentationsImage(probe_size, probe_pipeline, key="data.init_args.probe_pipeline")
         val = Split(val_shards, evaluation)
         super().__init__(
             root,

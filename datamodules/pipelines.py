@@ -1,7 +1,7 @@
 """Albumentations pipelines, written in YAML and seeded by the sample.
 
 Each transform of a pipeline is ``class_path: albumentations.NAME`` with ``init_args``; those that hold others
-(``Compose``, ``OneOf``, ``SomeOf``, …) have them under ``transforms`` in the same form. In Python they may be objects.
+(``Compose``, ``OneOf``, ``SomeOf``, …) have them in their ``init_args`` in the same form. In Python they may be objects.
 """
 
 import importlib
@@ -50,18 +50,37 @@ def build(spec: Any, key: str) -> Any:
     if not (isinstance(kind, type) and issubclass(kind, kinds)):
         raise ValueError(f"{key}.class_path={path!r} is no transform of albumentations' kind")
     given = dict(spec.get("init_args") or {})
-    # albumentations itself would warn and go on
-    allowed = [name for name in inspect.signature(kind).parameters if name != "self"]
-    if wrong := sorted(set(given) - set(allowed)):
-        raise ValueError(f"{key}.init_args: {path} takes no {wrong[0]!r}; allowed: {', '.join(allowed)}")
-    if "transforms" in given:
-        given["transforms"] = [
-            build(inner, f"{key}.init_args.transforms[{i}]") for i, inner in enumerate(given["transforms"])
-        ]
+    _refuse_unknown(kind, given, f"{key}.init_args")
+    arguments = {name: _nested(value, f"{key}.init_args.{name}") for name, value in given.items()}
     try:
-        return kind(**given)
+        return kind(**arguments)
     except (ValueError, TypeError) as error:
-        raise ValueError(f"{key}: {path} refuses its init_args: {error}") from None
+        raise ValueError(f"{key}: {path} refuses its init_args: {_reason(error)}") from None
+
+
+def _reason(error: Exception) -> str:
+    """In one line; albumentations hands pydantic's many on, whose last one is a web address."""
+    if not hasattr(error.__cause__, "errors"):
+        return str(error)
+    return "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.__cause__.errors())
+
+
+def _refuse_unknown(kind: type, given: Mapping[str, Any], key: str) -> None:
+    """Albumentations itself would warn and go on."""
+    parameters = inspect.signature(kind).parameters
+    if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
+        return
+    if wrong := sorted(set(given) - set(parameters)):
+        raise ValueError(f"{key} has {wrong[0]!r}, which {kind.__name__} does not take; allowed: {', '.join(parameters)}")
+
+
+def _nested(value: Any, key: str) -> Any:
+    """A value in which transforms are built, singly or in a list."""
+    if isinstance(value, Mapping) and "class_path" in value:
+        return build(value, key)
+    if isinstance(value, list):
+        return [_nested(one, f"{key}[{i}]") for i, one in enumerate(value)]
+    return value
 
 
 class SeededPipeline:

@@ -127,6 +127,11 @@ class ShardDataModule(LightningDataModule):
         self.splits |= named
         return list(named)
 
+    def __str__(self) -> str:
+        """The splits. Lightning's own would read a batch of each."""
+        splits = [f"  {name}: {s.shards}, {type(s.transform).__name__}" for name, s in self.splits.items()]
+        return "\n".join([f"{type(self).__name__}({self.root})", *splits])
+
     # ---- where and how much -------------------------------------------------------------------------------
 
     @property
