@@ -90,9 +90,7 @@ class AlbumentationsImage(ImageTransform):
         key: how messages call ``pipeline``.
     """
 
-    def __init__(
-        self, size: int, pipeline: list[dict], labels_required: bool = True, key: str = "pipeline"
-    ) -> None:
+    def __init__(self, size: int, pipeline: list[dict], labels_required: bool = True, key: str = "pipeline") -> None:
         super().__init__(size, labels_required)
         self._steps, self._key = pipeline, key
 

@@ -1,7 +1,8 @@
 """Albumentations pipelines, written in YAML and seeded by the sample.
 
 Each transform of a pipeline is ``class_path: albumentations.NAME`` with ``init_args``; those that hold others
-(``Compose``, ``OneOf``, ``SomeOf``, …) have them in their ``init_args`` in the same form. In Python they may be objects.
+(``Compose``, ``OneOf``, ``SomeOf``, …) have them in their ``init_args`` in the same form. In Python they may be objects,
+and of classes of one's own, derived from albumentations'.
 """
 
 import importlib
@@ -71,7 +72,9 @@ def _refuse_unknown(kind: type, given: Mapping[str, Any], key: str) -> None:
     if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
         return
     if wrong := sorted(set(given) - set(parameters)):
-        raise ValueError(f"{key} has {wrong[0]!r}, which {kind.__name__} does not take; allowed: {', '.join(parameters)}")
+        raise ValueError(
+            f"{key} has {wrong[0]!r}, which {kind.__name__} does not take; allowed: {', '.join(parameters)}"
+        )
 
 
 def _nested(value: Any, key: str) -> Any:

@@ -237,7 +237,7 @@ class ShardDataModule(LightningDataModule):
         Without a Trainer that is float32. Batches that come from elsewhere, and so name no split, have their ``image``
         and ``crops`` normalised.
         """
-        if batch["skipped"]:
+        if batch.get("skipped"):
             self.skipped += len(batch["skipped"])
             logger.warning("left out %d samples so far, the last: %s", self.skipped, batch["skipped"][-1])
         parameters = iter(()) if self.trainer is None else self.trainer.lightning_module.parameters()

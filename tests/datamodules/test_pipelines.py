@@ -166,14 +166,13 @@ def test_wrong_pipelines(what):
         ([spec("Resize", height=16, width=16), spec("ToTensorV2")], r"made \(3, 16, 16\) torch.uint8"),
     ],
 )
-@pytest.mark.parametrize("workers", [0, 1])
-def test_another_outcome_than_declared_names_the_key(steps, words, workers, folder):
+def test_another_outcome_than_declared_names_the_key(steps, words, folder):
     for view, transform in (
         ("multicrop", {"multicrop_pipelines": [views()[0], PipelineViews(16, steps)]}),
         ("probe", {"probe_pipeline": steps, "probe_size": 16}),
     ):
         data = ImageNetDataModule(
-            str(folder), view=view, batch_size=2, num_workers=workers, policy="skip", shuffle_window=1, **transform
+            str(folder), view=view, batch_size=2, num_workers=0, policy="skip", shuffle_window=1, **transform
         )
         key = {"multicrop": r"multicrop_pipelines\[1\]\.pipeline", "probe": "probe_pipeline"}[view]
         with pytest.raises(ValueError, match=rf"data\.init_args\.{key} {words}.* with size=16 it must make"):
