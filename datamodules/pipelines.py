@@ -1,8 +1,8 @@
 """Albumentations pipelines, written in YAML and seeded by the sample.
 
 Each transform of a pipeline is ``class_path: albumentations.NAME`` with ``init_args``; those that hold others
-(``Compose``, ``OneOf``, ``SomeOf``, …) have them in their ``init_args`` in the same form. In Python they may be objects,
-and of classes of one's own, derived from albumentations'.
+(``Compose``, ``OneOf``, ``SomeOf``, …) have them in their ``init_args`` in the same form. Classes of one's own are
+derived from albumentations'; in Python transforms may be objects.
 """
 
 import importlib
@@ -50,7 +50,9 @@ def build(spec: Any, key: str) -> Any:
         raise ValueError(f"{key}.class_path={path!r} is not found; wanted albumentations.NAME") from None
     if not (isinstance(kind, type) and issubclass(kind, kinds)):
         raise ValueError(f"{key}.class_path={path!r} is no transform of albumentations' kind")
-    given = dict(spec.get("init_args") or {})
+    given = spec.get("init_args") or {}
+    if not isinstance(given, Mapping):
+        raise ValueError(f"{key}.init_args is {given!r}; wanted names and values")
     _refuse_unknown(kind, given, f"{key}.init_args")
     arguments = {name: _nested(value, f"{key}.init_args.{name}") for name, value in given.items()}
     try:
@@ -61,9 +63,10 @@ def build(spec: Any, key: str) -> Any:
 
 def _reason(error: Exception) -> str:
     """In one line; albumentations hands pydantic's many on, whose last one is a web address."""
-    if not hasattr(error.__cause__, "errors"):
+    problems = getattr(error.__cause__, "errors", None)
+    if problems is None:
         return str(error)
-    return "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.__cause__.errors())
+    return "; ".join(f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in problems())
 
 
 def _refuse_unknown(kind: type, given: Mapping[str, Any], key: str) -> None:

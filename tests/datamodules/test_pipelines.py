@@ -138,6 +138,7 @@ WRONG = {
     "no class": ({"init_args": {}}, r"p\.class_path='' is not found"),
     "no transform": ({"class_path": "json.JSONDecoder"}, "is no transform of albumentations' kind"),
     "another key": (spec("Resize") | {"args": 1}, "p has the key 'args'; allowed: class_path, init_args"),
+    "a list": (spec("Resize") | {"init_args": [3]}, r"p\.init_args is \[3\]; wanted names and values"),
     "no mapping": (3, "p is 3; wanted class_path"),
     "a misspelt argument": (spec("Resize", heigth=3, width=3), r"p\.init_args has 'heigth', which Resize does not .*height"),
     "a missing argument": (spec("Resize", height=3), r"p: albumentations.Resize refuses its init_args: width: Field required"),
