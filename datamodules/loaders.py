@@ -109,10 +109,13 @@ class ResumableLoader(ShardLoader):
         """Takes effect at the next ``iter`` of that epoch."""
         self._done = [EpochSegment(*segment) for segment in state["parts"]]
         self._resumed_epoch = state["epoch"]
+        batches = sum(segment.batches for segment in self._done)
+        whole = batches >= len(self)
+        self._position.restore(self._resumed_epoch + whole, 0 if whole else batches)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         epoch = self._position.start_epoch()
         if self._done and epoch != self._resumed_epoch:
             self._done = []
         self.dataset.set_epoch(epoch, self._done)
-        return self._start()
+        return self._position.counted(self._start())

@@ -1,5 +1,6 @@
 """Where a run stands, which is all that loaders ask of a Trainer."""
 
+from collections.abc import Iterator
 from typing import Any
 
 
@@ -7,7 +8,8 @@ class Position:
     """Where a run stands: which of its processes this is, and how far its training has come.
 
     A Trainer's is :class:`TrainerPosition`. One of this class belongs to a test or a notebook: each iteration of a
-    training loader starts the next epoch.
+    training loader starts the next epoch, and a batch that was handed out counts as trained on. A Trainer that is given
+    a loader of such a position, and not the data module, must write its checkpoints at the end of a batch.
 
     Args:
         rank, world_size: this process among those of the run.
@@ -33,7 +35,7 @@ class Position:
 
     @property
     def batches(self) -> int:
-        """Batches trained on so far in the epoch; what a loader's state says was done."""
+        """Batches trained on so far in the epoch."""
         return self._batches
 
     def start_epoch(self) -> int:
@@ -43,9 +45,15 @@ class Position:
         self._started = True
         return self._epoch
 
-    def advance(self, batches: int = 1) -> None:
-        """Says that batches were trained on, for a loop of one's own that keeps a loader's state."""
-        self._batches += batches
+    def counted(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """The batches of an iteration, counted as they are handed out."""
+        for batch in batches:
+            self._batches += 1
+            yield batch
+
+    def restore(self, epoch: int, batches: int) -> None:
+        """What a training loader's state says of where it was: the next iteration goes on there."""
+        self._epoch, self._batches, self._started = epoch, batches, False
 
 
 class TrainerPosition(Position):
@@ -67,3 +75,10 @@ class TrainerPosition(Position):
     def start_epoch(self) -> int:
         """Not ``trainer.current_epoch``: a checkpoint from an epoch's end leaves that behind until training starts."""
         return self._trainer.fit_loop.epoch_progress.current.processed
+
+    def counted(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """As they are: the Trainer counts."""
+        return batches
+
+    def restore(self, epoch: int, batches: int) -> None:
+        """Nothing: the Trainer's counters come out of its checkpoint."""

@@ -240,8 +240,8 @@ class ShardDataModule(LightningDataModule):
         if batch.get("skipped"):
             self.skipped += len(batch["skipped"])
             logger.warning("left out %d samples so far, the last: %s", self.skipped, batch["skipped"][-1])
-        parameters = iter(()) if self.trainer is None else self.trainer.lightning_module.parameters()
-        dtype = next((p.dtype for p in parameters), torch.float32)
+        module = None if self.trainer is None else self.trainer.lightning_module
+        dtype = torch.float32 if module is None else next((p.dtype for p in module.parameters()), torch.float32)
 
         def normalized(image: Tensor) -> Tensor:
             return normalize(image, self.mean, self.std, dtype)

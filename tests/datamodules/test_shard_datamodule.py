@@ -8,6 +8,7 @@ import textwrap
 import numpy as np
 import pytest
 import torch
+from lightning.pytorch import LightningModule, Trainer
 
 import cli
 from datamodules import (
@@ -173,23 +174,62 @@ def test_each_iteration_by_itself_is_the_next_epoch(folder):
     assert first != second
 
 
-def test_a_loop_of_ones_own_keeps_a_loaders_state(folder):
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_loop_of_ones_own_keeps_a_loaders_state(folder, workers):
     data = PRESETS["probe"](str(folder))
     data.position = Position(epoch=2)
     loader = data.train_dataloader()
     batches = list(loader)
-    data.position.advance()
+    end = loader.state_dict()
+    following = [b["key"] for b in loader]
+    data.position = Position(epoch=2)
+    loader = data.train_dataloader()
+    next(iter(loader))
     state = loader.state_dict()
-    assert state == {"epoch": 2, "parts": [[1, 4, 1]]}
+    assert state == {"epoch": 2, "parts": [[1, 4, 1]]} and end == {"epoch": 2, "parts": [[1, 4, len(batches)]]}
     again = PRESETS["probe"](str(folder))
-    again.position = Position(epoch=2, batches=1)
+    again.num_workers = workers
     loader = again.train_dataloader()
     loader.load_state_dict(state)
     assert [b["key"] for b in loader] == [b["key"] for b in batches[1:]]
-    assert loader.state_dict() == state
-    assert len(list(loader)) == len(batches)  # the epoch after it is whole
+    assert loader.state_dict() == end
+    assert [b["key"] for b in loader] == following  # the epoch after it is whole
+    loader = again.train_dataloader()
+    loader.load_state_dict(end)
+    assert [b["key"] for b in loader] == following
     with pytest.raises(ValueError, match="rank=2 must lie in"):
         Position(rank=2, world_size=2)
+
+
+def test_a_loader_handed_to_a_trainer_by_itself(folder, tmp_path):
+    """Without its data module: a checkpoint inside an epoch is taken up there."""
+
+    class Keys(LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.keys, self.layer = [], torch.nn.Linear(1, 1)
+
+        def training_step(self, batch, batch_idx):
+            self.keys.append(batch["key"])
+            return self.layer(torch.ones(1)).sum()
+
+        def on_train_batch_end(self, *_):
+            if self.global_step == 3:  # the second epoch's first batch is done
+                self.trainer.save_checkpoint(tmp_path / "inside.ckpt")
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), 0.1)
+
+    def fitted(ckpt_path=None):
+        module, data = Keys(), PRESETS["probe"](str(folder))
+        Trainer(
+            accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False, max_epochs=3,
+            enable_model_summary=False,
+        ).fit(module, data.train_dataloader(), ckpt_path=ckpt_path)  # fmt: skip
+        return module.keys
+
+    whole = fitted()
+    assert len(whole) == 6 and fitted(tmp_path / "inside.ckpt") == whole[3:]
 
 
 class Counted(EvaluationTransform):
