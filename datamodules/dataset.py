@@ -50,6 +50,11 @@ class ShardDataset(IterableDataset):
     ) -> None:
         if policy not in POLICIES:
             raise ValueError(f"data.init_args.policy={policy!r}; allowed: {', '.join(POLICIES)}")
+        if unknown := sorted(set(transform.fields) - set(source.fields)):
+            raise ValueError(
+                f"{type(transform).__name__}.fields has {unknown[0]!r}, which {type(source).__name__} does not read; "
+                f"allowed: {', '.join(source.fields)}"
+            )
         self.source, self.transform, self.plan, self.seed, self.policy = source, transform, plan, seed, policy
         self.split, self.may_be_empty = split, may_be_empty
         # the epoch, the number of segments done, and these; shared, so that it reaches workers that live on

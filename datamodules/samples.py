@@ -80,11 +80,13 @@ class Source(ABC):
     """Samples in a fixed order, in pieces: a :class:`~datamodules.shards.ShardSet`, or an ImageTree as one piece.
 
     Attributes:
+        fields: members that its samples may have.
         paths: of the pieces, for the run's record.
         lengths: samples in each piece.
         starts: (pieces + 1) number of each piece's first sample, and in the end of all samples.
     """
 
+    fields: Sequence[str] = FIELDS
     paths: Sequence[Path | str]
     lengths: np.ndarray
     starts: np.ndarray

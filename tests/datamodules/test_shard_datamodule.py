@@ -319,6 +319,15 @@ def test_a_samples_own_generator(folder):
     assert not set(first.values()) & {*drawn(0, epoch=1).values(), *drawn(0, seed=1).values()}
 
 
+def test_a_member_that_is_never_read_is_refused(folder):
+    transform = Noise()
+    transform.fields = ("png", "txt")
+    with pytest.raises(
+        ValueError, match=r"Noise\.fields has 'txt', which ShardSet does not read; allowed: mask.png, jpg"
+    ):
+        ShardDataModule(str(folder), Split("train-*.tar", transform), **SMALL_STEPS).train_dataloader()
+
+
 def test_sources_given_in_python(folder, my_data):
     shards = ShardSet.find(folder, "val-*.tar", "val")
     data = ShardDataModule(val=Split(shards, my_data.BoxTransform()), **SMALL_STEPS)
