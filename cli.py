@@ -1,167 +1,69 @@
-"""The command line: ``dinomamba fit|validate|test|predict -c base.yaml -c task/….yaml -c data/… -c backbone/…``."""
+"""The command line: ``dinomamba fit|validate|test|predict -c base.yaml -c task/….yaml -c data/… -c backbone/…``.
 
-import ctypes
+Light, so that help, version and a mistyped command answer at once: what trains is imported when a command runs.
+"""
+
 import difflib
-import errno
-import inspect
+import importlib.metadata
 import os
 import re
-import signal
 import sys
-import traceback
-from pathlib import Path
-from typing import Any, NoReturn
+import textwrap
+from typing import NoReturn
 
-import yaml
-from jsonargparse import get_loader, set_loader
-from lightning.pytorch import LightningDataModule, LightningModule, seed_everything
-from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
-from lightning.pytorch.utilities import rank_zero_info
-from lightning.pytorch.utilities.exceptions import SIGTERMException
-
-import backbones  # noqa: F401  # so that YAML can name classes without their module
-import callbacks  # noqa: F401
 import configs
-import datamodules  # noqa: F401
-import lightning_modules  # noqa: F401
-from callbacks import RunRecord
-from callbacks.checkpoint_files import fault, newest
-from callbacks.preemption import Preempted
-from callbacks.run_folder import run_folder
 
-_load_yaml = get_loader("yaml")
-
-
-def _load_unique(stream: str) -> Any:
-    """YAML in which a key said twice in one mapping is an error."""
-    _refuse_duplicates(yaml.compose(stream, Loader=yaml.SafeLoader))
-    return _load_yaml(stream)
+COMMANDS = {
+    "fit": "train: pretraining, supervised training, the heads of a probe",
+    "validate": "evaluate on the validation split: k-NN, Binary-AUC, ranks, robustness sets, a trained probe",
+    "test": "the same on a held-out split: --data.val_shards names it",
+    "predict": "embeddings and maps of every image, into the run's folder",
+}
+EXAMPLE = """\
+  dinomamba fit -c base.yaml -c task/dino.yaml -c data/imagenet.yaml -c backbone/vim_small.yaml \\
+      --data.root /data/imagenet --trainer.logger.name vim_small"""
 
 
-def _refuse_duplicates(node: yaml.Node | None) -> None:
-    if isinstance(node, yaml.MappingNode):
-        seen: dict[str, int] = {}
-        for key, value in node.value:
-            line = key.start_mark.line + 1
-            if key.value in seen:
-                raise yaml.YAMLError(
-                    f"the key {key.value!r} stands in line {seen[key.value]} and in line {line}; keep one"
-                )
-            seen[key.value] = line
-            _refuse_duplicates(value)
-    elif isinstance(node, yaml.SequenceNode):
-        for item in node.value:
-            _refuse_duplicates(item)
+def description(name: str) -> str:
+    """The first line of a configuration's leading comment."""
+    found = re.match(r"#\s*(.*)", (configs.ROOT / name).read_text())
+    return textwrap.shorten(found[1], 88, placeholder=" …") if found else ""
 
 
-def explain(message: str) -> str:
-    """jsonargparse's message cut to what is wrong and what to change."""
-    key = re.search(r'[Pp]arser key "([\w.]+)"', message)
-    problem = re.search(
-        r"Problem with given class_path '([\w.]+)': (.+?)(?: - Expected a | Given value type|$)", message
-    )
-    if problem:
-        message = f"{key[1] + ' ' if key else ''}({problem[1]}): {problem[2]}"
-        option = re.search(r"Option '([\w.]+)' is not accepted", problem[2])
-        if option:
-            message += _nearest(problem[1], option[1])
-    if "backbone" in message and "required" in message:
-        message += "; add a backbone overlay, such as -c configs/backbone/vim_small.yaml"
-    elif "required: root" in message:
-        message += "; set data.init_args.root to the folder with the shards, or add -c configs/data/imagenet.yaml"
-    return message
+def help_text() -> str:
+    """What there is to run, and on what."""
+    lines = [
+        "usage: dinomamba COMMAND -c base.yaml -c task/… -c data/… -c backbone/… [-c yours.yaml] [--key value …]",
+        "",
+    ]
+    lines += [f"  {name:<10} {text}" for name, text in COMMANDS.items()]
+    for folder, title in (("task", "tasks"), ("data", "data"), ("cluster", "clusters")):
+        names = configs.names(folder)
+        width = max(map(len, names))
+        lines += ["", f"{title} (-c {folder}/NAME.yaml):"]
+        lines += [f"  {name:<{width}}  {description(f'{folder}/{name}.yaml')}".rstrip() for name in names]
+    lines += ["", "backbones (-c backbone/NAME.yaml):", *wrapped(configs.names("backbone"))]
+    lines += [
+        "", "example:", EXAMPLE, "",
+        "Files are looked for in the working folder, then among those of the program; later ones win, and flags win",
+        "over files. dinomamba COMMAND --help lists every option, --print_config what the files make together.",
+    ]  # fmt: skip
+    return "\n".join(lines)
 
 
-def _nearest(class_path: str, option: str) -> str:
-    """Which argument of a class was probably meant."""
-    module, _, name = class_path.rpartition(".")
-    known = list(inspect.signature(getattr(sys.modules[module], name)).parameters) if module in sys.modules else []
-    near = difflib.get_close_matches(option, known, 1, 0.5)
-    return f"; did you mean {near[0]!r}?" if near else f"; allowed: {', '.join(known)}"
+def wrapped(names: list[str], width: int = 100) -> list[str]:
+    """Names beside each other, in lines."""
+    lines = [" "]
+    for name in names:
+        if len(lines[-1]) + len(name) > width:
+            lines.append(" ")
+        lines[-1] += f" {name}"
+    return lines
 
 
-class Parser(LightningArgumentParser):
-    """Ends with one line that says what to change, after the usage hint."""
-
-    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        if not self.exit_on_error:
-            super().error(message, ex)
-        text = explain(" ".join(line.strip() for line in str(message).splitlines() if line.strip()))
-        sys.stderr.write(f"see dinomamba --help, and --print_config for what the files make together\nerror: {text}\n")
-        sys.exit(2)
-
-
-class CLI(LightningCLI):
-    """Subclass mode for task and data; nothing but YAML and flags."""
-
-    def __init__(self, args: ArgsType = None) -> None:
-        super().__init__(
-            LightningModule,
-            LightningDataModule,
-            save_config_callback=RunRecord,
-            subclass_mode_model=True,
-            subclass_mode_data=True,
-            parser_class=Parser,
-            seed_everything_default=0,
-            auto_configure_optimizers=False,
-            args=args,
-        )
-
-    def _parse_ckpt_path(self) -> None:
-        """Checks the file. Lightning would also put its hyper-parameters in the place of those asked for now."""
-        config = self.config[self.config["subcommand"]] if self.config.get("subcommand") else {}
-        if config.get("ckpt_path") not in (None, "auto", "best", "last", "hpc"):
-            path = Path(config["ckpt_path"])
-            if not path.is_file():
-                raise FileNotFoundError(f"ckpt_path={path}: there is no such file; auto takes the newest of the run")
-            if (why := fault(path)) is not None:
-                raise ValueError(f"ckpt_path={path} cannot be used: {why}")
-
-    def before_instantiate_classes(self) -> None:
-        """Refuses what would swallow a typo, and a job whose tasks would not find each other."""
-        name, tasks = os.environ.get("SLURM_JOB_NAME"), os.environ.get("SLURM_STEP_NUM_TASKS", "1")
-        if name in ("bash", "interactive") and tasks != "1":
-            raise ValueError(
-                f"SLURM's --job-name={name} with {tasks} tasks: Lightning takes a job of that name for a shell and "
-                "would train in each task by itself; give the job another name"
-            )
-        config = self.config[self.subcommand] if self.subcommand else self.config
-        for key in ("model", "data"):
-            if config.get(key) is not None and "dict_kwargs" in config[key]:
-                raise ValueError(f"{key}.dict_kwargs is not allowed; put arguments under {key}.init_args")
-
-    def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
-        """``ckpt_path: auto`` is the newest whole checkpoint of the run's folder, or a fresh start."""
-        kwargs = super()._prepare_subcommand_kwargs(subcommand)
-        if "weights_only" in self._subcommand_method_arguments[subcommand]:
-            kwargs["weights_only"] = True
-        if kwargs.get("ckpt_path") == "auto":
-            folder = run_folder(self.trainer) / "checkpoints"
-            kwargs["ckpt_path"] = found = newest(folder)
-            rank_zero_info(
-                f"starting fresh: no whole checkpoint in {folder}" if found is None else f"resuming from {found}"
-            )
-        return kwargs
-
-    def instantiate_classes(self) -> None:
-        super().instantiate_classes()
-        # what follows does not depend on how many random numbers the construction took
-        config = self.config[self.subcommand] if self.subcommand else self.config
-        seed_everything(config["seed_everything"], workers=True, verbose=False)
-
-
-def keep_freed_memory() -> None:
-    """Lets glibc reuse large freed blocks instead of returning them to the system and faulting them in again.
-
-    On the CPU every operation allocates its output, and the page faults cost a good part of a small step's time.
-    """
-    try:
-        libc = ctypes.CDLL("libc.so.6")
-        libc.mallopt(-3, 32 << 20)  # M_MMAP_THRESHOLD, its largest
-        libc.mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD
-        libc.mallopt(-2, 256 << 20)  # M_TOP_PAD
-    except (OSError, AttributeError):  # another C library
-        pass
+def refuse(message: str) -> NoReturn:
+    sys.stderr.write(f"see dinomamba --help\nerror: {message}\n")
+    sys.exit(2)
 
 
 def with_found_configs(args: list[str]) -> list[str]:
@@ -177,28 +79,32 @@ def with_found_configs(args: list[str]) -> list[str]:
     return found
 
 
-def main(args: ArgsType = None) -> None:
+def main(args: list[str] | None = None) -> None:
     """Runs one command. Wrong input ends with exit code 1 or 2 and a last line that says what to change."""
-    set_loader("yaml", _load_unique)
-    keep_freed_memory()
-    if args is None:
-        args = sys.argv[1:]
-    if isinstance(args, list):
-        args = with_found_configs(args)
-    try:
-        CLI(args)
-    except Preempted as stop:  # callbacks.Checkpoints has said why
-        sys.exit(stop.exit_code)
-    except SIGTERMException:
-        sys.stderr.write("error: stopped by SIGTERM\n")
-        sys.exit(128 + signal.SIGTERM)
-    except (ValueError, FloatingPointError, OSError, yaml.YAMLError) as error:
-        traceback.print_exc()
-        reason = [line.strip() for line in str(error).splitlines() if line.strip()]
-        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-            reason.append(f"the disk is full ({error}); make room and go on with --ckpt_path auto")
-        sys.stderr.write(f"error: {reason[-1] if reason else type(error).__name__}\n")
-        sys.exit(1)
+    args = sys.argv[1:] if args is None else args
+    if not args or args[0] in ("-h", "--help", "help"):
+        print(help_text())
+        sys.exit(0 if args else 2)
+    if args[0] in ("--version", "version"):
+        print(f"dinomamba {importlib.metadata.version('dinomamba')}")
+        sys.exit(0)
+    command = next((arg for arg in args if not arg.startswith("-")), args[0])
+    if args[0] not in COMMANDS:
+        near = difflib.get_close_matches(command, COMMANDS, 1, 0.5)
+        meant = f"; did you mean {near[0]!r}?" if near else f"; allowed: {', '.join(COMMANDS)}"
+        refuse(f"{args[0]!r} is no command{meant}")
+    share_the_processors()
+    import lightning_cli
+
+    lightning_cli.run(with_found_configs(args))
+
+
+def share_the_processors() -> None:
+    """Threads that wait for each other sleep instead of spinning; read when OpenMP starts, so before torch.
+
+    Beside other work a spinning thread takes the processor from the very one it waits for.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 
 if __name__ == "__main__":

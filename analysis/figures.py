@@ -1,70 +1,18 @@
-"""Charts of Binary-AUC: by model, by head, by register, by layer. PNG, PDF, CSV and an HTML page with the numbers."""
+"""Charts of Binary-AUC: by model, by head, by register, by layer."""
 
-import csv
-import html
-import io
-import re
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import matplotlib.pyplot as plt
 
-from analysis.pages import COLOURS, html_table, page, picture, save_figure
-from common.files import write_text
+from analysis.figure_pages import KINDS, SCORE, SCORE_NAME, figure, table_row
+from analysis.pages import COLOURS
+from analysis.runs import Run, find_run
+from analysis.targets import Target
 
-if TYPE_CHECKING:
-    from analysis.paper import Run, Target
-
-SCORE = "auc_of_mean_normalized"
-SCORE_NAME = "Binary-AUC, max(m, 1−m)"
-KINDS = {"similarity": "CLS–patch similarity", "mixing": "CLS row of M"}
-NAME = re.compile(r"block(\d+)/(?:(head|register)(\d+)/)?(\w+)")
-COLUMNS = {
-    "model": "model",
-    "training": "training",
-    "map": "map",
-    "auc": "mean AUC m",
-    SCORE: "max(m, 1−m)",
-    "auc_normalized": "mean of max(AUC, 1−AUC)",
-    "shuffled": "the same of shuffled maps",
-    "probe": "linear probe, top-1 %",
-    "images": "images",
-    "skipped": "skipped",
-    "weights": "weights",
-    "date": "date",
-    "revision": "revision",
-}
 NOTE = """Binary-AUC is the area under the ROC curve of a map's values as scores for foreground against background, per
 image, on the map's grid. m is its mean over images; max(m, 1−m) leaves the sign of a map free. The mean of
 max(AUC, 1−AUC) exceeds 0.5 for maps of no meaning too: read it beside that of shuffled maps. Images without both
 classes are skipped."""
-
-
-def map_rows(run: "Run") -> list[dict[str, Any]]:
-    """A run's scores with ``block``, ``part`` (head, register or None), ``index`` and ``kind`` of each map."""
-    found = []
-    for row in run.rows:
-        match = NAME.fullmatch(row["map"])
-        if match:
-            index = None if match[3] is None else int(match[3])
-            found.append(row | {"block": int(match[1]), "part": match[2], "index": index, "kind": match[4]})
-    return found
-
-
-def whole_maps(run: "Run", kind: str) -> list[dict[str, Any]]:
-    """The map of that kind of each block, from the first block to the last."""
-    return [row for row in map_rows(run) if row["part"] is None and row["kind"] == kind]
-
-
-def table_row(target: "Target", run: "Run", row: dict[str, Any], **more: Any) -> dict[str, Any]:
-    """One line of COLUMNS."""
-    shuffled = next((r["auc_normalized"] for r in run.rows if r["map"] == "shuffled"), None)
-    who = target.label(run.model)
-    return {
-        "model": who["label"], "training": who["training"], "weights": run.table["weights"],
-        "date": run.record.get("started", "")[:10], "revision": run.record.get("revision", "")[:8],
-        "shuffled": shuffled, **row, **more,
-    }  # fmt: skip
 
 
 def _colour(training: str) -> str:
@@ -78,12 +26,13 @@ def _axis(axis: Any, values: list[float]) -> None:
     axis.spines[["top", "right"]].set_visible(False)
 
 
-def bars(target: "Target", runs: list["Run"]) -> tuple[Any, list[dict[str, Any]]]:
+@figure("bars", NOTE)
+def bars(target: Target, runs: list[Run]) -> tuple[Any, list[dict[str, Any]]]:
     """A bar for each model, a panel for each kind of map; of the last block."""
     fig, axes = plt.subplots(1, len(KINDS), figsize=(4 + 0.9 * len(runs), 3.6), sharey=True, layout="constrained")
     rows, seen = [], {}
     for axis, (kind, title) in zip(axes, KINDS.items(), strict=True):
-        last = [whole_maps(run, kind)[-1] for run in runs]
+        last = [run.maps(kind)[-1] for run in runs]
         for at, (run, row) in enumerate(zip(runs, last, strict=True)):
             who = target.label(run.model)
             (bar,) = axis.bar(at, row[SCORE] - 0.5, bottom=0.5, color=_colour(who["training"]), width=0.7)
@@ -100,16 +49,17 @@ def bars(target: "Target", runs: list["Run"]) -> tuple[Any, list[dict[str, Any]]
     return fig, rows
 
 
-def heads(target: "Target", runs: list["Run"]) -> tuple[Any, list[dict[str, Any]]]:
+@figure("heads", NOTE)
+def heads(target: Target, runs: list[Run]) -> tuple[Any, list[dict[str, Any]]]:
     """Points: each head of the last two blocks, a panel for each model; a dash is the mean over heads."""
-    most = max(row["index"] or 0 for run in runs for row in map_rows(run)) + 1
+    most = max((row["index"] for run in runs for row in run.maps("mixing", "head")), default=0) + 1
     width = max(3.6, 1 + 0.5 * most)
     fig, axes = plt.subplots(
         1, len(runs), figsize=(width * len(runs), 3.4), sharey=True, squeeze=False, layout="constrained"
     )
     rows = []
     for axis, run in zip(axes[0], runs, strict=True):
-        parts = [row for row in map_rows(run) if row["part"] == "head"]
+        parts = run.maps("mixing", "head")
         blocks = sorted({row["block"] for row in parts})[-2:]
         for number, block in enumerate(blocks):
             mine = [row for row in parts if row["block"] == block]
@@ -136,19 +86,18 @@ def heads(target: "Target", runs: list["Run"]) -> tuple[Any, list[dict[str, Any]
     return fig, rows
 
 
-def registers(target: "Target", runs: list["Run"], folder: Path) -> tuple[Any, list[dict[str, Any]]]:
+@figure("registers", NOTE)
+def registers(target: Target, runs: list[Run]) -> tuple[Any, list[dict[str, Any]]]:
     """Each register of the last block: mean AUC before normalisation, and top-1 of a probe on it alone."""
-    from analysis.paper import read_run
-
     fig, axes = plt.subplots(2, len(runs), figsize=(4.4 * len(runs), 5), squeeze=False, layout="constrained")
     rows = []
     for column, run in enumerate(runs):
-        parts = [row for row in map_rows(run) if row["part"] == "register" and row["kind"] == "similarity"]
+        parts = run.maps("similarity", "register")
         last = max((row["block"] for row in parts), default=0)
         mine = [row for row in parts if row["block"] == last]
         if not mine:
             raise ValueError(f"{run.folder} has no maps of registers: {run.model} has none, or maps leave them out")
-        probe = read_run(folder, run.model, target.spec["probe"])
+        probe = find_run(run.folder.with_name(f"{run.model}-{target.tasks[1]}"))
         top1 = {} if probe is None else {row["pooling"]: 100 * row["top1_last"] for row in probe.rows}
         upper, lower = axes[:, column]
         numbers = [row["index"] for row in mine]
@@ -170,13 +119,14 @@ def registers(target: "Target", runs: list["Run"], folder: Path) -> tuple[Any, l
     return fig, rows
 
 
-def layers(target: "Target", runs: list["Run"]) -> tuple[Any, list[dict[str, Any]]]:
+@figure("layers", NOTE)
+def layers(target: Target, runs: list[Run]) -> tuple[Any, list[dict[str, Any]]]:
     """A line for each model over its blocks, a panel for each kind of map."""
     fig, axes = plt.subplots(1, len(KINDS), figsize=(9, 3.6), sharey=True, layout="constrained")
     rows = []
     for axis, (kind, title) in zip(axes, KINDS.items(), strict=True):
         for run, colour, marker in zip(runs, COLOURS, "osD^vPX", strict=False):
-            mine = whole_maps(run, kind)
+            mine = run.maps(kind)
             depth = mine[-1]["block"]
             share = [row["block"] / max(1, depth) for row in mine]
             axis.plot(share, [row[SCORE] for row in mine], marker=marker, color=colour, markersize=5,
@@ -189,61 +139,3 @@ def layers(target: "Target", runs: list["Run"]) -> tuple[Any, list[dict[str, Any
     axes[0].set_ylabel(SCORE_NAME)
     axes[0].legend(fontsize=8, frameon=False)
     return fig, rows
-
-
-def describe_map(name: str) -> str:
-    """A map's name in words."""
-    match = NAME.fullmatch(name)
-    if match is None:
-        return name
-    kind = KINDS.get(match[4], match[4])
-    if match[2] == "register":
-        kind = kind.replace("CLS", "register")
-    part = "" if match[2] is None else f", {match[2]} {match[3]}"
-    return f"{kind}, block {match[1]}{part}"
-
-
-def cell(row: dict[str, Any], column: str) -> str:
-    """A number or text as people read it."""
-    value = row.get(column)
-    if column == "map":
-        return describe_map(row["map"])
-    if value is None:
-        return "–"
-    if isinstance(value, float):
-        return f"{value:.1f}" if column == "probe" else f"{value:.3f}"
-    return f"{value:,}" if isinstance(value, int) else str(value)
-
-
-def write_page(target: "Target", runs: Path, rows: list[dict[str, Any]], text: str) -> list[Path]:
-    """RUNS/TARGET.csv, and RUNS/TARGET.html with the picture RUNS/TARGET.png and a line for each number."""
-    base = runs / target.name
-    columns = [c for c in COLUMNS if any(row.get(c) is not None for row in rows)]
-    buffer = io.StringIO()
-    writer = csv.DictWriter(buffer, columns, extrasaction="ignore")
-    writer.writeheader()
-    writer.writerows(rows)
-    table = html_table((COLUMNS[c] for c in columns), ([cell(row, c) for c in columns] for row in rows))
-    missing = [m for m in target.models if m not in {run.model for run in target.found(runs)}]
-    if missing:
-        text += f" Not run: {', '.join(missing)}."
-    if "probe" in target.spec and any(row.get("probe") is None for row in rows):
-        text += f" Not run: MODEL-{target.spec['probe']}, the linear probes."
-    if partial := [run.model for run in target.found(runs) if not run.complete]:
-        text += f" From a run that is not complete: {', '.join(partial)}."
-    where = {"imagenet": "ImageNet-S validation images", "demo": "the embedded scenes"}[target.data]
-    shown = picture(base.with_suffix(".png"), target.spec["title"])
-    content = f"{shown}<p>{html.escape(text)} Data: {where}.</p>{table}"
-    write_text(base.with_suffix(".csv"), buffer.getvalue())
-    write_text(base.with_suffix(".html"), page(target.spec["title"], content))
-    return [base.with_suffix(".csv"), base.with_suffix(".html")]
-
-
-def draw(target: "Target", runs: Path) -> list[Path]:
-    """RUNS/TARGET.png, .pdf, .csv and .html."""
-    found, kind = target.found(runs), target.spec["kind"]
-    if kind == "registers":
-        fig, rows = registers(target, found, runs)
-    else:
-        fig, rows = {"bars": bars, "heads": heads, "layers": layers}[kind](target, found)
-    return [*save_figure(fig, runs / target.name), *write_page(target, runs, rows, NOTE)]

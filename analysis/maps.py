@@ -3,43 +3,37 @@
 Shapes: P pictures, h x w patch grid, D embed_dim.
 """
 
-import re
-from fnmatch import fnmatch
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import matplotlib.pyplot as plt
 import numpy as np
 import torch
 
-from analysis.figures import map_rows, table_row, write_page
-from analysis.pages import COLOURS, save_figure
+from analysis.figure_pages import KINDS, figure, table_row
+from analysis.pages import COLOURS
+from analysis.runs import Run
+from analysis.targets import Target
 from metrics import masks_to_grid, roc_curve
-
-if TYPE_CHECKING:
-    from analysis.paper import Run, Target
 
 THRESHOLD = 0.5
 """Of the first component, stretched to [0, 1] over a model's pictures; the same for every model and picture."""
+GRID_NOTE = """Each map is stretched to its own range: yellow is high, violet low. A map whose mean AUC over all images
+is below 0.5 is shown negated, curve included. Under each map stands the AUC of that image; the table has the mean over
+all images."""
+COMPONENT_NOTE = f"""Colours are three principal components of the last block's patch features, centred and of unit
+length, of the patches whose first component, stretched to [0, 1] over a model's pictures, is above {THRESHOLD}: one
+threshold for all models and pictures. The first component is turned so that the masks have its higher values. The
+table's map is the similarity map of the same block."""
 
 
 class Shown(NamedTuple):
     """A map that a grid shows."""
 
-    run: "Run"
+    run: Run
     row: dict[str, Any]
     title: str
     values: np.ndarray
     """(P, h, w), negated where the mean AUC is below 0.5."""
-
-
-def pictures(run: "Run") -> dict[str, np.ndarray]:
-    """What BinaryAUCEvaluation kept. ValueError where it kept nothing."""
-    name = "results.npz" if run.complete else "results.partial.npz"
-    path = run.folder / name
-    if not path.is_file():
-        raise ValueError(f"{path} is missing: run it again with --model.init_args.pictures 8")
-    return dict(np.load(path))
 
 
 def foreground(data: dict[str, np.ndarray], size: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
@@ -48,19 +42,20 @@ def foreground(data: dict[str, np.ndarray], size: tuple[int, int]) -> tuple[np.n
     return ids != 0, ids != int(data["ignore_index"])
 
 
-def chosen(target: "Target", runs: list["Run"]) -> list[Shown]:
-    """The maps a grid shows: of the last block, or of ``blocks`` blocks spread evenly, that fit ``maps``."""
+def chosen(target: Target, runs: list[Run]) -> list[Shown]:
+    """The maps a grid shows: of the last block, or of ``blocks`` blocks spread evenly, that fit one of ``maps``.
+
+    Each of ``maps`` names the fields of the rows that it wants: ``kind``, and ``part`` where it is not a whole block's.
+    """
+    wanted = [{"part": None} | fields for fields in target.options["maps"]]
     found = []
     for run in runs:
-        data = pictures(run)
-        rows = map_rows(run)
+        rows = [row for row in run.rows if row["kind"] in KINDS]
         last = max(row["block"] for row in rows)
-        count = min(int(target.spec.get("blocks", 1)), last + 1)
+        count = min(int(target.options.get("blocks", 1)), last + 1)
         blocks = {last} if count == 1 else {round(i * last / (count - 1)) for i in range(count)}
-        names = data["map_names"].tolist()
         for row in rows:
-            kind = row["map"].split("/", 1)[1]
-            if row["block"] not in blocks or not any(fnmatch(kind, pattern) for pattern in target.spec["maps"]):
+            if row["block"] not in blocks or not any(fields.items() <= row.items() for fields in wanted):
                 continue
             parts = [target.label(run.model)["label"]] if len(runs) > 1 else []
             if len(runs) > 1 and target.label(run.model)["training"] not in parts[0]:
@@ -69,20 +64,22 @@ def chosen(target: "Target", runs: list["Run"]) -> list[Shown]:
                 parts.append(f"{row['part']} {row['index']}")
             if count > 1:
                 parts.append(f"block {row['block']}")
+            if (name := f"maps/{row['map']}") not in run.arrays:
+                raise ValueError(f"{run.folder / 'results.npz'} holds no array {name}: run it again")
             sign = 1 if row["auc"] >= 0.5 else -1
-            values = sign * data["maps"][:, names.index(row["map"])]
-            found.append(Shown(run, row, "\n".join(parts) or "map", values))
+            found.append(Shown(run, row, "\n".join(parts) or "map", sign * run.arrays[name]))
     if not found:
-        wanted = ", ".join(target.spec["maps"])
-        raise ValueError(f"{target.name}: none of {', '.join(run.folder.name for run in runs)} has a map {wanted}")
+        names = ", ".join(" ".join(filter(None, (fields["part"], fields["kind"]))) for fields in wanted)
+        raise ValueError(f"{target.name}: none of {', '.join(run.folder.name for run in runs)} has a map {names}")
     return found
 
 
-def grid(target: "Target", runs: list["Run"]) -> tuple[Any, list[dict[str, Any]]]:
+@figure("maps", GRID_NOTE, dpi=100)
+def grid(target: Target, runs: list[Run]) -> tuple[Any, list[dict[str, Any]]]:
     """A row for each picture: image, mask, maps with their AUC, and the maps' ROC curves."""
-    shown, data = chosen(target, runs), pictures(runs[0])
+    shown, data = chosen(target, runs), runs[0].arrays
     for run in runs[1:]:
-        if pictures(run)["keys"].tolist() != data["keys"].tolist():
+        if run.arrays["keys"].tolist() != data["keys"].tolist():
             raise ValueError(f"{run.folder} kept other pictures than {runs[0].folder}; run both on the same data")
     count = min(len(data["images"]), 8 if len(shown) <= 4 else 5)
     columns = len(shown) + 3
@@ -98,7 +95,7 @@ def grid(target: "Target", runs: list["Run"]) -> tuple[Any, list[dict[str, Any]]
         curve = axes[number, -1]
         for at, one in enumerate(shown):
             values = one.values[number]
-            positive, taking_part = (m[number] for m in foreground(pictures(one.run), values.shape))
+            positive, taking_part = (m[number] for m in foreground(one.run.arrays, values.shape))
             axis = axes[number, 2 + at]
             axis.imshow(values, cmap="viridis")
             if positive[taking_part].any() and not positive[taking_part].all():
@@ -162,16 +159,17 @@ def _components(rows: np.ndarray, count: int) -> np.ndarray:
     return centred @ (directions * signs).T
 
 
-def components(target: "Target", runs: list["Run"]) -> tuple[Any, list[dict[str, Any]]]:
+@figure("components", COMPONENT_NOTE, dpi=100)
+def components(target: Target, runs: list[Run]) -> tuple[Any, list[dict[str, Any]]]:
     """A row for each picture: the image with its mask's outline, then each model's colours."""
-    data = pictures(runs[0])
+    data = runs[0].arrays
     count = len(data["images"])
     fig, axes = plt.subplots(
         count, len(runs) + 1, figsize=(1.7 * (len(runs) + 1), 1.65 * count + 0.4), squeeze=False, layout="constrained"
     )
     titles = ["image, mask outlined", *(target.label(run.model)["label"] for run in runs)]
     for column, run in enumerate(runs):
-        kept = pictures(run)
+        kept = run.arrays
         size = (kept["patches"].shape[-2], kept["patches"].shape[-1])
         colours = component_colours(kept["patches"], *foreground(kept, size))
         for number in range(count):
@@ -183,25 +181,4 @@ def components(target: "Target", runs: list["Run"]) -> tuple[Any, list[dict[str,
         axis.set(xticks=[], yticks=[])
     for axis, title in zip(axes[0], titles, strict=True):
         axis.set_title(title, fontsize=9)
-    rows = []
-    for run in runs:
-        similar = [row for row in map_rows(run) if re.fullmatch(r"block\d+/similarity", row["map"])]
-        rows += [table_row(target, run, similar[-1])]
-    return fig, rows
-
-
-GRID_NOTE = """Each map is stretched to its own range: yellow is high, violet low. A map whose mean AUC over all images
-is below 0.5 is shown negated, curve included. Under each map stands the AUC of that image; the table has the mean over
-all images."""
-COMPONENT_NOTE = f"""Colours are three principal components of the last block's patch features, centred and of unit
-length, of the patches whose first component, stretched to [0, 1] over a model's pictures, is above {THRESHOLD}: one
-threshold for all models and pictures. The first component is turned so that the masks have its higher values. The
-table's map is the similarity map of the same block."""
-
-
-def draw(target: "Target", runs: Path) -> list[Path]:
-    """RUNS/TARGET.png, .pdf, .csv and .html."""
-    found = target.found(runs)
-    make, text = (grid, GRID_NOTE) if target.spec["kind"] == "maps" else (components, COMPONENT_NOTE)
-    fig, rows = make(target, found)
-    return [*save_figure(fig, runs / target.name, dpi=100), *write_page(target, runs, rows, text)]
+    return fig, [table_row(target, run, run.maps("similarity")[-1]) for run in runs]

@@ -1,8 +1,8 @@
-"""What pages and pictures share: writing whole files, one look for pages, one for colours."""
+"""What pages and pictures share: one look for pages, one for colours, pictures as whole files."""
 
 import base64
 import html
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-from common.files import written_aside
+from common.files import write_text, written_aside
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 """Okabe and Ito's, told apart with any colour vision."""
@@ -23,7 +23,8 @@ h1 { font-size: 1.5rem; } h2 { font-size: 1.2rem; }
 table { border-collapse: collapse; font-size: .8rem; font-variant-numeric: tabular-nums; }
 th, td { padding: .3rem .5rem; border-bottom: 1px solid #ddd; text-align: left; }
 th { vertical-align: bottom; } td { vertical-align: top; }
-.scroll { overflow-x: auto; } img { max-width: 100%; height: auto; } p { max-width: 60rem; }
+.scroll { overflow-x: auto; } img { max-width: 100%; height: auto; }
+p { max-width: 60rem; overflow-wrap: anywhere; }
 """
 
 
@@ -31,20 +32,6 @@ def picture(path: Path, text: str) -> str:
     """An ``img`` element that holds the PNG; ``text`` says what it shows."""
     data = base64.b64encode(path.read_bytes()).decode()
     return f'<img alt="{html.escape(text)}" src="data:image/png;base64,{data}">'
-
-
-def html_table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    """A table of plain text that scrolls where it is too wide."""
-    top = "".join(f"<th>{html.escape(label)}</th>" for label in head)
-    body = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-    return f'<div class="scroll"><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
-
-
-def markdown_table(head: Sequence[str], rows: Iterable[Iterable[str]]) -> str:
-    """The same in Markdown."""
-    return "\n".join(
-        ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head), *("| " + " | ".join(row) + " |" for row in rows)]
-    )
 
 
 def page(title: str, body: str) -> str:
@@ -55,6 +42,14 @@ def page(title: str, body: str) -> str:
 {body}
 </body></html>
 """
+
+
+def write_index(runs: Path, titles: Mapping[str, str]) -> None:
+    """RUNS/index.html: links to the pages of the targets (name -> title) that are there, if any is."""
+    there = {name: title for name, title in titles.items() if (runs / f"{name}.html").is_file()}
+    links = "".join(f'<li><a href="{name}.html">{html.escape(title)}</a></li>' for name, title in there.items())
+    if there:
+        write_text(runs / "index.html", page("Tables and figures", f"<ul>{links}</ul>"))
 
 
 def save_figure(fig: Any, base: Path, dpi: int = 110) -> list[Path]:

@@ -4,19 +4,20 @@ Reads the results.json and results.npz that ``TokenMixingRanks`` left in each ru
 matrices and spectra as PNG and PDF, and into the first one ranks.md, ranks.csv and ranks.html with all runs.
 """
 
-import csv
 import html
-import io
-import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
 
-from analysis.pages import html_table, markdown_table, page, picture, save_figure
-from common.files import write_text
+from analysis.pages import picture, save_figure
+from analysis.renderers import renderer
+from analysis.runs import Run, complete_run
+from analysis.tables import Table, show_value, write_page
+from analysis.targets import Target
 
 COLOURS = {"attention": "#0072b2", "forward": "#d55e00", "backward": "#009e73", "both": "#000000"}  # Okabe & Ito
 STYLES = {"attention": "-", "forward": "--", "backward": ":", "both": "-"}
@@ -39,15 +40,9 @@ COLUMNS = {
 }
 
 
-def read(run: Path) -> dict[str, Any]:
-    """A run's table. ValueError where the folder holds none, or one of another evaluation."""
-    path = run / "results.json"
-    if not path.is_file():
-        raise ValueError(f"{path} is missing: run dinomamba validate with configs/task/ranks.yaml first")
-    table = json.loads(path.read_text())
-    if table.get("module") != "TokenMixingRanks":
-        raise ValueError(f"{path} is a table of {table.get('module')}, wanted one of TokenMixingRanks")
-    return table
+def read(folder: Path) -> Run:
+    """A run of ``TokenMixingRanks``. ValueError where the folder holds none, or one of another evaluation."""
+    return complete_run(folder, "run dinomamba validate with -c task/ranks.yaml first", "TokenMixingRanks")
 
 
 def _paper(row: dict[str, Any]) -> str:
@@ -57,14 +52,13 @@ def _paper(row: dict[str, Any]) -> str:
     return f"rank(L) · {row['inner_size']}, rank(L) ≫ 1"
 
 
-def rows_of(run: Path) -> list[dict[str, Any]]:
+def rows_of(run: Run) -> list[dict[str, Any]]:
     """A run's rows with the columns of COLUMNS."""
-    table = read(run)
     found = []
-    for row in table["rows"]:
+    for row in run.rows:
         row = row | {
-            "run": run.name,
-            "backbone": table["backbone"],
+            "run": run.folder.name,
+            "backbone": run.results["backbone"],
             "effective_rank": f"{row['effective_rank_mean']:.2f} ± {row['effective_rank_std']:.2f}",
             "paper": _paper(row),
         }
@@ -72,20 +66,17 @@ def rows_of(run: Path) -> list[dict[str, Any]]:
     return found
 
 
-def _format(value: Any) -> str:
-    if value is None:
-        return "–"
-    if isinstance(value, bool):
-        return "yes" if value else "NO"
+def show(row: Mapping[str, Any], column: str) -> str:
+    """A cell as people read it: two decimals, small errors as powers of ten."""
+    value = row[column]
     if isinstance(value, float):
         return f"{value:.1e}" if 0 < value < 1e-3 else f"{value:.2f}"
-    return str(value)
+    return show_value(row, column)
 
 
-def draw_matrices(run: Path, path: Path) -> None:
+def draw_matrices(run: Run, path: Path) -> None:
     """log10 |M| of the first image's first head: a column per block, a row per direction, chunks outlined."""
-    arrays = np.load(run / "results.npz")
-    chunk = read(run)["rows"][0]["chunk"]
+    arrays, chunk = run.arrays, run.rows[0]["chunk"]
     names = [name.split("/")[1:] for name in arrays if name.startswith("matrix/")]
     blocks = list(dict.fromkeys(block for block, _ in names))
     directions = list(dict.fromkeys(direction for _, direction in names))
@@ -111,9 +102,9 @@ def draw_matrices(run: Path, path: Path) -> None:
     save_figure(fig, path)
 
 
-def draw_spectra(run: Path, path: Path) -> None:
+def draw_spectra(run: Run, path: Path) -> None:
     """Mean singular values of M over the largest, a panel per block."""
-    arrays = np.load(run / "results.npz")
+    arrays = run.arrays
     names = [name.split("/")[1:] for name in arrays if name.startswith("spectrum/")]
     blocks = list(dict.fromkeys(block for block, _ in names))
     columns = min(4, len(blocks))
@@ -145,40 +136,31 @@ spectrum, and n does not depend on the width of a head. The numerical rank count
 tolerance (1e-10 unless set) of the largest; the effective rank is the exponential of the spectrum's entropy."""
 
 
-def to_markdown(rows: list[dict[str, Any]]) -> str:
-    """The table of all runs."""
-    table = markdown_table([*COLUMNS.values()], _cells(rows))
-    return "\n".join(["# Ranks of token-mixing matrices", "", table, "", NOTE, ""])
-
-
-def _cells(rows: list[dict[str, Any]]) -> list[list[str]]:
-    return [[_format(row[key]) for key in COLUMNS] for row in rows]
-
-
-def to_html(rows: list[dict[str, Any]], runs: list[Path]) -> str:
-    """A page that needs no other file."""
-    pictures = ""
+def pictures(runs: list[Run]) -> str:
+    """Each run's pictures, drawn into its folder, as HTML."""
+    content = ""
     for run in runs:
-        for name, text in (("matrices", "matrices by block and direction"), ("spectra", "singular values by block")):
-            pictures += f"<h2>{html.escape(run.name)}: {text}</h2>{picture(run / f'{name}.png', text)}"
-    table = html_table(COLUMNS.values(), _cells(rows))
-    return page("Ranks of token-mixing matrices", f"<p>{html.escape(NOTE)}</p>{table}{pictures}")
+        for name, text, drawing in (
+            ("matrices", "matrices by block and direction", draw_matrices),
+            ("spectra", "singular values by block", draw_spectra),
+        ):
+            path = run.folder / f"{name}.png"
+            drawing(run, path)
+            content += f"<h2>{html.escape(run.folder.name)}: {text}</h2>{picture(path, text)}"
+    return content
 
 
-def main(runs: list[Path], out: Path) -> list[Path]:
+def main(folders: list[Path], out: Path, title: str = "Ranks of token-mixing matrices") -> list[Path]:
     """Writes pictures into each run's folder and the tables, ranks.*, into ``out``; returns the tables."""
-    rows = [row for run in runs for row in rows_of(run)]
-    for run in runs:
-        draw_matrices(run, run / "matrices.png")
-        draw_spectra(run, run / "spectra.png")
-    buffer = io.StringIO()
-    writer = csv.DictWriter(buffer, COLUMNS)
-    writer.writeheader()
-    writer.writerows(rows)
-    texts = {"ranks.md": to_markdown(rows), "ranks.csv": buffer.getvalue(), "ranks.html": to_html(rows, runs)}
-    for name, text in texts.items():
-        write_text(out / name, text)
-    return [out / name for name in texts]
+    runs = [read(folder) for folder in folders]
+    table = Table(COLUMNS, [row for run in runs for row in rows_of(run)], show)
+    return write_page(out / "ranks", title, NOTE, table, below=pictures(runs))
+
+
+@renderer("ranks")
+def draw(target: Target, runs: Path) -> list[Path]:
+    """RUNS/ranks.md, .csv and .html, and pictures in each run's folder."""
+    return main([run.folder for run in target.some(runs)], runs, target.title)
 
 
 if __name__ == "__main__":

@@ -5,26 +5,29 @@ self-contained report.html, and prints one table.
 """
 
 import html
-import json
 import sys
+from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
+from rich import table as rich_table
 from rich.console import Console
-from rich.table import Table
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from analysis.pages import picture
-from common.files import write_text
+from analysis.pages import page, picture
+from analysis.renderers import renderer
+from analysis.runs import Run, complete_run, read_json
+from analysis.tables import Table
+from analysis.targets import Target
+from common.files import write_json, write_text, written_aside
 
+HINT = "run make demo, which makes it"
 MODELS = ("untrained", "pretrained")
 TASKS = ("probe", "knn", "auc")
+COLUMNS = {"metric": "metric", "untrained": "untrained", "pretrained": "pretrained", "difference": "difference"}
 METRICS = {
     "linear_top1": "linear probe, top-1",
     "knn_top1": "k-NN, top-1",
@@ -34,33 +37,24 @@ METRICS = {
 }
 
 
-def _read(path: Path) -> Any:
-    if not path.is_file():
-        raise ValueError(f"{path} is missing: run make demo, which makes it")
-    return json.loads(path.read_text())
-
-
-def _map_row(run: Path, model: str, name: str) -> dict[str, Any]:
-    """The row of a map in the last block that has it; rows run from the first block to the last."""
-    rows = _read(run / f"{model}-auc" / "results.json")["rows"]
-    return next(row for row in reversed(rows) if row["map"].endswith(name))
+def _run(run: Path, name: str) -> Run:
+    return complete_run(run / name, HINT)
 
 
 def collect(run: Path) -> dict[str, Any]:
     """The figures of report.json."""
     report: dict[str, Any] = {}
     for model in MODELS:
-        similarity = _map_row(run, model, "/similarity")
-        heads = _read(run / f"{model}-probe" / "results.json")["rows"]
+        similarity = _run(run, f"{model}-auc").maps("similarity")[-1]
         report[model] = {
-            "linear_top1": 100 * max(row["top1_last"] for row in heads),
-            "knn_top1": 100 * _read(run / f"{model}-knn" / "results.json")["rows"][0]["top1"],
+            "linear_top1": 100 * max(row["top1_last"] for row in _run(run, f"{model}-probe").rows),
+            "knn_top1": 100 * _run(run, f"{model}-knn").rows[0]["top1"],
             **{k: similarity[k] for k in ("auc", "auc_normalized", "auc_of_mean_normalized")},
         }
-    shuffled = _map_row(run, "pretrained", "shuffled")
-    record = _read(run / "pretrain" / "run.json")
+    (shuffled,) = _run(run, "pretrained-auc").maps("shuffled")
+    record = read_json(run / "pretrain" / "run.json", HINT)
     folders = [run / "pretrain", *(run / f"{model}-{task}" for model in MODELS for task in TASKS)]
-    stages = [_read(folder / "run.json") for folder in folders]
+    stages = [read_json(folder / "run.json", HINT) for folder in folders]
     speed = scalars(run / "pretrain").get("perf/images_per_second", [])
     report |= {
         "shuffled_auc": shuffled["auc"],
@@ -69,7 +63,7 @@ def collect(run: Path) -> dict[str, Any]:
         "wall_seconds": round(_covered([_span(stage) for stage in stages if "seconds" in stage]), 1),
         "pretrain_seconds": record.get("seconds"),
         "images_per_second": round(float(np.mean([v for _, v in speed])), 1) if speed else None,
-        "images": int(_map_row(run, "pretrained", "/similarity")["images"]),
+        "images": int(similarity["images"]),
         "revision": record["revision"],
         "versions": record["versions"],
     }
@@ -130,7 +124,12 @@ def draw_maps(run: Path, report: dict[str, Any], path: Path) -> None:
         axis.set_xticks([])
         axis.set_yticks([])
     fig.tight_layout(pad=0.4)
-    fig.savefig(path, dpi=110)
+    _save(fig, path)
+
+
+def _save(fig: Any, path: Path) -> None:
+    with written_aside(path) as aside:
+        fig.savefig(aside, dpi=110)
     plt.close(fig)
 
 
@@ -139,8 +138,10 @@ def draw_curves(run: Path, path: Path) -> None:
     values = scalars(run / "pretrain")
     fig, (upper, lower) = plt.subplots(2, 1, figsize=(6, 5.6))
     for tag, label, style in (
-        ("train/loss", "loss", "-"), ("train/teacher_entropy", "teacher entropy", "--"), ("train/kl", "KL(teacher ‖ student)", ":"),
-    ):  # fmt: skip
+        ("train/loss", "loss", "-"),
+        ("train/teacher_entropy", "teacher entropy", "--"),
+        ("train/kl", "KL(teacher ‖ student)", ":"),
+    ):
         if tag in values:
             upper.plot(*zip(*values[tag], strict=True), style, label=label)
     upper.set(xlabel="optimiser step", ylabel="nats")
@@ -152,85 +153,79 @@ def draw_curves(run: Path, path: Path) -> None:
     for axis in (upper, lower):
         axis.spines[["top", "right"]].set_visible(False)
     fig.tight_layout()
-    fig.savefig(path, dpi=110)
-    plt.close(fig)
+    _save(fig, path)
 
 
-def table_rows(report: dict[str, Any]) -> list[tuple[str, str, str, str]]:
-    """Metric, untrained, pretrained, difference."""
+def table_rows(report: dict[str, Any]) -> list[dict[str, Any]]:
+    """COLUMNS of each metric."""
     rows = []
     for key, label in METRICS.items():
         before, after = report["untrained"][key], report["pretrained"][key]
-        form = "{:.1f} %" if key.endswith("top1") else "{:.3f}"
-        sign = "{:+.1f}" if key.endswith("top1") else "{:+.3f}"
-        rows.append((label, form.format(before), form.format(after), sign.format(after - before)))
+        rows.append(
+            {"metric": label, "untrained": before, "pretrained": after, "difference": after - before}
+            | {"form": ".1f" if key.endswith("top1") else ".3f", "unit": " %" if key.endswith("top1") else ""}
+        )
     return rows
 
 
-def to_html(report: dict[str, Any], maps: Path, curves: Path) -> str:
-    """A page that needs no other file."""
+def show(row: Mapping[str, Any], column: str) -> str:
+    """A cell as people read it."""
+    if column == "metric":
+        return str(row[column])
+    return f"{row[column]:+{row['form']}}" if column == "difference" else f"{row[column]:{row['form']}}{row['unit']}"
 
-    body = "".join(
-        f"<tr><th scope=row>{html.escape(label)}</th><td>{before}</td><td>{after}</td><td>{change}</td></tr>"
-        for label, before, after, change in table_rows(report)
-    )
+
+def to_html(report: dict[str, Any], table: Table, maps: Path, curves: Path) -> str:
+    """A page that needs no other file."""
     versions = ", ".join(f"{k} {v}" for k, v in report["versions"].items())
     flipped = [m for m in MODELS if report[m]["auc"] < 0.5]
     sign = f" Shown negated, as its mean AUC is below 0.5: {', '.join(flipped)}." if flipped else ""
-    return f"""<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<title>dinomamba demo</title>
-<style>
-body {{ font: 16px/1.5 system-ui, sans-serif; color: #1b1b1b; background: #fff; max-width: 60rem; margin: 0 auto; padding: 1rem; }}
-h1 {{ font-size: 1.6rem; }} h2 {{ font-size: 1.2rem; margin-top: 2rem; }}
-table {{ border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }}
-th, td {{ padding: .35rem .5rem; border-bottom: 1px solid #ddd; text-align: right; }}
-th[scope=row], thead th:first-child {{ text-align: left; font-weight: 400; }}
-.scroll {{ overflow-x: auto; }}
-@media (max-width: 480px) {{ table {{ font-size: .75rem; }} th, td {{ padding: .3rem .15rem; }} }}
-img {{ max-width: 100%; height: auto; }} p.note {{ color: #555; font-size: .9rem; overflow-wrap: anywhere; }}
-</style></head><body>
-<h1>dinomamba demo: before and after DINO pretraining</h1>
-<p>A small Vim (bidirectional Mamba-2) was pretrained with DINO on the embedded scenes, without labels, for
-{report["pretrain_seconds"]:.0f} seconds on this machine. Both columns are the same network with the same seed
-({report["seed"]}); the first is its random initialisation. The scores are over {report["images"]} validation images.</p>
-<div class="scroll"><table><thead><tr><th>metric</th><th>untrained</th><th>pretrained</th><th>change</th></tr></thead><tbody>{body}</tbody></table></div>
-<p class="note">Binary-AUC scores the cosine of the class feature with each patch's, last block, against the object's
+    body = f"""<p>A small Vim (bidirectional Mamba-2) was pretrained with DINO on the embedded scenes, without labels,
+for {report["pretrain_seconds"]:.0f} seconds on this machine. Both columns are the same network with the same seed
+({report["seed"]}); the first is its random initialisation. The scores are over {report["images"]} validation
+images.</p>
+{table.to_html()}
+<p>Binary-AUC scores the cosine of the class feature with each patch's, last block, against the object's
 mask. The same maps with their pixels shuffled score {report["shuffled_auc"]:.3f} in the mean, but
 {report["shuffled_auc_normalized"]:.3f} in the mean of max(AUC, 1−AUC): read that form beside this number. The sign of a
 similarity map is free: below 0.5 the object is the part less like the class feature.</p>
 <h2>Similarity maps</h2>
 {picture(maps, "rows of image, mask, untrained and pretrained similarity map, and overlay")}
-<p class="note">Yellow is high, violet low, each map stretched to its own range.{sign}</p>
+<p>Yellow is high, violet low, each map stretched to its own range.{sign}</p>
 <h2>Pretraining</h2>
 {picture(curves, "loss, teacher entropy and KL above; k-NN accuracy below")}
-<p class="note">{report["images_per_second"]} images per second in pretraining; all stages together took {report["wall_seconds"]} s.
-Revision {html.escape(report["revision"])}; {html.escape(versions)}.</p>
-</body></html>
-"""
+<p>{report["images_per_second"]} images per second in pretraining; all stages together took
+{report["wall_seconds"]} s. Revision {html.escape(report["revision"])}; {html.escape(versions)}.</p>"""
+    return page("dinomamba demo: before and after DINO pretraining", body)
 
 
-def main(run: Path) -> None:
-    """Writes the report of one demo run."""
+def main(run: Path) -> list[Path]:
+    """Writes the report of one demo run, prints its table, and returns the files."""
     report = collect(run)
-    maps, curves = run / "maps.png", run / "curves.png"
+    table = Table(COLUMNS, table_rows(report), show)
+    paths = [run / name for name in ("report.json", "report.html", "maps.png", "curves.png")]
+    numbers, text, maps, curves = paths
     draw_maps(run, report, maps)
     draw_curves(run, curves)
-    for path, text in (
-        (run / "report.json", json.dumps(report, indent=1)),
-        (run / "report.html", to_html(report, maps, curves)),
-    ):
-        write_text(path, text)
-    table = Table("metric", "untrained", "pretrained", "difference", title=f"dinomamba demo, seed {report['seed']}")
-    for row in table_rows(report):
-        table.add_row(*row)
+    write_json(numbers, report)
+    write_text(text, to_html(report, table, maps, curves))
+    printed = rich_table.Table(*COLUMNS, title=f"dinomamba demo, seed {report['seed']}")
+    for cells in table.cells():
+        printed.add_row(*cells)
     console = Console(width=100)
-    console.print(table)
+    console.print(printed)
     console.print(
         f"shuffled maps: {report['shuffled_auc']:.3f} (normalised per image: {report['shuffled_auc_normalized']:.3f})"
     )
-    console.print(f"report:        {run / 'report.html'}", soft_wrap=True)
+    console.print(f"report:        {text}", soft_wrap=True)
     console.print(f"TensorBoard:   .venv/bin/tensorboard --logdir {run}", soft_wrap=True)
+    return paths
+
+
+@renderer("demo")
+def draw(target: Target, runs: Path) -> list[Path]:
+    """RUNS/report.json, report.html, maps.png and curves.png."""
+    return main(runs)
 
 
 if __name__ == "__main__":

@@ -1,24 +1,22 @@
-"""Three mixers of equal size side by side over seeds: ``python -m analysis.study RUNS``.
+"""Three mixers of equal size side by side over seeds.
 
 Reads RUNS/seedN/MODEL-{probe,knn,auc,ranks}, as ``make study`` makes them; writes RUNS/study.json, .md, .csv, .html and
 a chart as PNG and PDF.
 """
 
-import csv
-import html
-import io
-import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
 
-from analysis.figures import SCORE, whole_maps
-from analysis.pages import COLOURS, html_table, markdown_table, page, picture, save_figure
-from analysis.paper import Run, read_run, spec
-from common.files import write_text
+from analysis.figure_pages import SCORE
+from analysis.pages import COLOURS, picture, save_figure
+from analysis.renderers import renderer
+from analysis.runs import Run, complete_run
+from analysis.tables import Table, write_page
+from analysis.targets import Target
+from common.files import to_csv, write_json, write_text
 
 MODELS = {"vit_demo": "softmax", "vim_demo": "Mamba", "linear_vit_demo": "linear"}
 """In the paper's order."""
@@ -38,10 +36,7 @@ of the singular values, the mean over blocks, heads and images; Mamba's M is the
 
 
 def _run(folder: Path, model: str, task: str) -> Run:
-    run = read_run(folder, model, task)
-    if run is None or not run.complete:
-        raise ValueError(f"{folder / f'{model}-{task}'} has no complete results: run make study")
-    return run
+    return complete_run(folder / f"{model}-{task}", "run make study")
 
 
 def measure(folder: Path, model: str) -> dict[str, float]:
@@ -51,12 +46,12 @@ def measure(folder: Path, model: str) -> dict[str, float]:
     return {
         "linear_top1": 100 * max(row["top1_last"] for row in _run(folder, model, "probe").rows),
         "knn_top1": 100 * next(row["top1"] for row in _run(folder, model, "knn").rows if row["k"] == 20),
-        "auc_similarity": whole_maps(auc, "similarity")[-1][SCORE],
-        "auc_mixing": whole_maps(auc, "mixing")[-1][SCORE],
+        "auc_similarity": auc.maps("similarity")[-1][SCORE],
+        "auc_mixing": auc.maps("mixing")[-1][SCORE],
         "effective_rank": float(np.mean([row["effective_rank_mean"] for row in whole])),
         "block_effective_rank": float(np.mean([row["block_effective_rank_mean"] for row in whole])),
         "block_rank": float(max(row["block_rank_max"] for row in whole)),
-        "parameters": auc.table["backbone_parameters"],
+        "parameters": auc.results["backbone_parameters"],
         "images": auc.rows[0]["images"],
     }
 
@@ -96,6 +91,7 @@ def order(study: dict[str, Any], metric: str) -> dict[str, Any]:
 
 
 def table_rows(study: dict[str, Any]) -> list[dict[str, str]]:
+    """A line for each metric: mean and spread of each mixer, their order, and how often it is the paper's."""
     rows = []
     for metric, label in METRICS.items():
         cells = {}
@@ -115,10 +111,9 @@ def table_rows(study: dict[str, Any]) -> list[dict[str, str]]:
     return rows
 
 
-def describe(study: dict[str, Any]) -> str:
+def describe(study: dict[str, Any], target: Target) -> str:
     """Sizes, seeds, data and revision in a sentence."""
-    labels = spec()["models"]
-    sizes = ", ".join(f"{labels[m]['label']} ({MODELS[m]}) {n:,}" for m, n in study["parameters"].items())
+    sizes = ", ".join(f"{target.label(m)['label']} ({MODELS[m]}) {n:,}" for m, n in study["parameters"].items())
     seeds = ", ".join(map(str, study["seeds"]))
     return (
         f"Parameters: {sizes}. Seeds {seeds}; scores over {study['images']:,} validation images with both classes. "
@@ -148,41 +143,21 @@ def chart(study: dict[str, Any], base: Path) -> list[Path]:
     return save_figure(fig, base)
 
 
-def main(runs: Path) -> list[Path]:
-    """Writes the study's files and returns them."""
-    study = collect(runs)
-    rows, base = table_rows(study), runs / "study"
-    paths = chart(study, base)
-    head = list(rows[0])
-    values = [list(row.values()) for row in rows]
-    buffer = io.StringIO()
-    writer = csv.DictWriter(buffer, ["mixer", "metric", "seed", "value"])
-    writer.writeheader()
-    for model, metrics in study["values"].items():
-        for metric, found in metrics.items():
-            for seed, value in zip(study["seeds"], found, strict=True):
-                writer.writerow({"mixer": MODELS[model], "metric": metric, "seed": seed, "value": value})
-    title = "Three mixers of equal size"
-    content = (
-        f"<p>{html.escape(NOTE)} {html.escape(describe(study))}</p>"
-        f"{html_table(head, values)}"
-        f"{picture(paths[0], 'means with standard deviations, and seeds as points')}"
-    )
-    texts = {
-        ".json": json.dumps(study, indent=1),
-        ".md": "\n".join([f"# {title}", "", f"{NOTE} {describe(study)}", "", markdown_table(head, values), ""]),
-        ".csv": buffer.getvalue(),
-        ".html": page(title, content),
-    }
-    for suffix, text in texts.items():
-        write_text(base.with_suffix(suffix), text)
-    return [*paths, *(base.with_suffix(suffix) for suffix in texts)]
-
-
-if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        sys.exit("usage: python -m analysis.study RUNS")
-    try:
-        print(*main(Path(sys.argv[1])), sep="\n")
-    except ValueError as error:
-        sys.exit(f"error: {error}")
+@renderer("study")
+def draw(target: Target, runs: Path) -> list[Path]:
+    """RUNS/study.json, .md, .html, .csv with the value of every seed, .png and .pdf."""
+    study, base = collect(runs), runs / target.name
+    rows, paths = table_rows(study), chart(study, base)
+    below = picture(paths[0], "means with standard deviations, and seeds as points")
+    table = Table({column: column for column in rows[0]}, rows)
+    text = f"{NOTE} {describe(study, target)}"
+    paths += write_page(base, target.title, text, table, below=below, suffixes=(".md", ".html"))
+    write_json(base.with_suffix(".json"), study)
+    values = [
+        {"mixer": MODELS[model], "metric": metric, "seed": seed, "value": value}
+        for model, metrics in study["values"].items()
+        for metric, found in metrics.items()
+        for seed, value in zip(study["seeds"], found, strict=True)
+    ]
+    write_text(base.with_suffix(".csv"), to_csv(values))
+    return [*paths, base.with_suffix(".json"), base.with_suffix(".csv")]

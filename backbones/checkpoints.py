@@ -22,9 +22,6 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-CLASSIFIERS = ("head.", "head_dist.", "neck.", "norm_neck.")
-"""What published files call the parts behind the backbone."""
-
 # what published checkpoints hold beside tensors
 _SAFE = [
     argparse.Namespace,
@@ -47,7 +44,7 @@ class Checkpoint(NamedTuple):
     kind: str
     """The format found; see the module's table."""
     state: dict[str, Tensor]
-    """The backbone's tensors with a classifier's, if any, under :data:`CLASSIFIERS`."""
+    """The backbone's tensors with a classifier's, if any, under :data:`backbones.base.CLASSIFIER_PREFIXES`."""
 
 
 def fetch(source: str | Path) -> Path:
@@ -108,7 +105,7 @@ def _is_state(value: object) -> bool:
     return isinstance(value, dict) and any(isinstance(t, Tensor) for t in value.values())
 
 
-def understand(content: dict[str, Any], key: str, source: str | Path) -> Checkpoint:
+def detect_format(content: dict[str, Any], key: str, source: str | Path) -> Checkpoint:
     """The format of a file's content and the tensors of the backbone in it.
 
     Args:
@@ -141,7 +138,7 @@ def understand(content: dict[str, Any], key: str, source: str | Path) -> Checkpo
 
 
 def open_checkpoint(source: str | Path, key: str = "teacher") -> Checkpoint:
-    """:func:`understand` of a path, an ``hf://`` address, or a timm name.
+    """:func:`detect_format` of a path, an ``hf://`` address, or a timm name.
 
     Args:
         source: see the module's first lines.
@@ -157,4 +154,4 @@ def open_checkpoint(source: str | Path, key: str = "teacher") -> Checkpoint:
                 f"{str(error).splitlines()[0] if str(error) else 'no message'}); without a network, give a file's path"
             ) from None
         return Checkpoint("timm", dict(model.state_dict()))
-    return understand(read(source), key, source)
+    return detect_format(read(source), key, source)

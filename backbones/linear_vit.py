@@ -17,13 +17,24 @@ class LinearVisionTransformer(VisionTransformer):
     def __init__(
         self, img_size: int | tuple[int, int] = 224, patch_size: int = 16, embed_dim: int = 768, depth: int = 12,
         num_heads: int = 12, mlp_ratio: float = 4.0, drop_path: float = 0.0, num_registers: int = 0,
-        key_axis: str = "tokens",
+        key_axis: str = "tokens", in_chans: int = 3, num_classes: int = 0,
     ) -> None:  # fmt: skip
         self.key_axis = key_axis
-        super().__init__(img_size, patch_size, embed_dim, depth, num_heads, mlp_ratio, drop_path, num_registers)
+        super().__init__(
+            img_size,
+            patch_size,
+            embed_dim,
+            depth,
+            num_heads,
+            mlp_ratio,
+            drop_path,
+            num_registers,
+            in_chans,
+            num_classes,
+        )
 
-    def _mixer(self) -> nn.Module:
-        return LinearAttention(self.embed_dim, self.num_heads, self.key_axis)
+    def _build_mixer(self) -> nn.Module:
+        return LinearAttention(self.num_features, self.num_heads, self.key_axis)
 
 
 register_sizes(

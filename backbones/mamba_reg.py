@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor, nn
 
+from backbones.mamba_stack import MambaStack
 from backbones.mixers import BidirectionalMamba2
 from backbones.registry import register_sizes
 from backbones.tokens import Layout, other_positions, register_positions, resample_pos_embed
-from backbones.vim import MambaStack
 
 
 class SpreadRegisters(MambaStack):
@@ -18,9 +18,9 @@ class SpreadRegisters(MambaStack):
         if self.num_registers < 1:
             raise ValueError(f"num_registers={self.num_registers} must be at least 1; use VisionMamba for none")
         patches = self.grid_size[0] * self.grid_size[1]
-        self.cls_token = nn.Parameter(torch.zeros(1, self.num_registers, self.embed_dim))
-        self.pos_embed_cls = nn.Parameter(torch.zeros(1, self.num_registers, self.embed_dim))
-        self.pos_embed = nn.Parameter(torch.zeros(1, patches, self.embed_dim))
+        self.cls_token = nn.Parameter(torch.zeros(1, self.num_registers, self.num_features))
+        self.pos_embed_cls = nn.Parameter(torch.zeros(1, self.num_registers, self.num_features))
+        self.pos_embed = nn.Parameter(torch.zeros(1, patches, self.num_features))
 
     def _embed(self, images: Tensor) -> tuple[Tensor, Layout]:
         grid = self.patch_embed.grid(images)
@@ -43,7 +43,8 @@ class MambaReg(SpreadRegisters):
     """Mamba-Reg (Wang et al. 2024) on Mamba-2, as pretrained by Dino-Mamba.
 
     Args:
-        img_size, patch_size, embed_dim, depth, drop_path: see :class:`~backbones.vim.MambaStack`.
+        img_size, patch_size, embed_dim, depth, drop_path, in_chans, num_classes: see
+            :class:`~backbones.mamba_stack.MambaStack`.
         d_state, headdim, expand, d_conv, chunk_size, backend: see :class:`~backbones.mixers.BidirectionalMamba2`.
         num_registers: R.
 
@@ -55,6 +56,7 @@ class MambaReg(SpreadRegisters):
         self, img_size: int | tuple[int, int] = 224, patch_size: int = 16, embed_dim: int = 768, depth: int = 24,
         drop_path: float = 0.0, d_state: int = 64, headdim: int = 64, expand: int = 2, d_conv: int = 4,
         chunk_size: int = 256, backend: str = "auto", num_registers: int = 12,
+        in_chans: int = 3, num_classes: int = 0,
     ) -> None:  # fmt: skip
         def mixer() -> nn.Module:
             return BidirectionalMamba2(
@@ -62,7 +64,7 @@ class MambaReg(SpreadRegisters):
             )
 
         self.num_registers = num_registers
-        super().__init__(img_size, patch_size, embed_dim, depth, drop_path, mixer)
+        super().__init__(img_size, patch_size, embed_dim, depth, drop_path, mixer, in_chans, num_classes)
 
 
 register_sizes(

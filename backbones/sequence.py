@@ -7,20 +7,27 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from backbones.base import Backbone, BlockView, Features
+from backbones.base import BlockView, Features, MixingBackbone, Stream
 from backbones.mixers import Mixing
-from backbones.tokens import Layout
+from backbones.tokens import Layout, patch_grid, resample_pos_embed
 
 
-class Step(NamedTuple):
+class BlockTrace(NamedTuple):
     """One block at work."""
 
     mixer: nn.Module
     pre_norm: nn.Module
     before: Tensor
     """(B, L, D) the stream before the block; the mixer's input is ``pre_norm(before)``."""
-    out: Tensor
-    """(B, L, D) what intermediate features are the final norm of."""
+    residual: Tensor
+    """(B, L, D) the stream after the block."""
+    branch: Tensor
+    """(B, L, D) what the mixer adds to it."""
+
+    @property
+    def mixer_input(self) -> Tensor:
+        """(B, L, D)."""
+        return self.pre_norm(self.before)
 
 
 def drop_path_rates(last: float, depth: int) -> list[float]:
@@ -28,57 +35,129 @@ def drop_path_rates(last: float, depth: int) -> list[float]:
     return [last * i / max(1, depth - 1) for i in range(depth)]
 
 
-class SequenceBackbone(Backbone):
-    """A stack of blocks; a family says how an image becomes a sequence and what its blocks are."""
+class SequenceBackbone(MixingBackbone):
+    """A stack of blocks, each from the stream (B, L, D) to the stream after it and what its mixer added.
+
+    A family says how an image becomes a sequence, what its blocks are and where the mixer stands in one. It holds
+    ``pos_embed``, the positions of the patches and of the tokens that it names in :meth:`extra_positions_at`.
+    """
+
+    mixer_name: str
+    """A block's attributes: its mixer, and the norm before it."""
+    pre_norm_name: str
+    blocks_name: str
+    """Attributes of the model: its blocks, and the final norm."""
+    final_norm_name: str
+
+    def _set_size(self, img_size: int | tuple[int, int], patch_size: int, embed_dim: int, depth: int) -> None:
+        """The sizes that the contract asks for."""
+        self.num_features, self.patch_size = embed_dim, patch_size
+        self.grid_size = patch_grid(img_size, patch_size)
+        self.feature_info = [
+            {"num_chs": embed_dim, "reduction": patch_size, "module": f"{self.blocks_name}.{i}"} for i in range(depth)
+        ]
 
     @abstractmethod
     def _embed(self, images: Tensor) -> tuple[Tensor, Layout]:
-        """(B, 3, H, W) to the first sequence (B, L, D) and where things stand in it."""
-
-    @abstractmethod
-    def _steps(self, x: Tensor) -> Iterator[Step]:
-        """Runs the blocks one after the other."""
+        """(B, C, H, W) to the first sequence (B, L, D) and where things stand in it."""
 
     @property
-    @abstractmethod
-    def _final_norm(self) -> nn.Module: ...
+    def _blocks(self) -> nn.ModuleList:
+        return getattr(self, self.blocks_name)
 
-    def forward_intermediates(self, images: Tensor, n: int = 1) -> list[Features]:
-        wanted = self._last_blocks(n)
+    def _final_norm(self, tokens: Tensor) -> Tensor:
+        return getattr(self, self.final_norm_name)(tokens)
+
+    def _traces(self, x: Tensor) -> Iterator[BlockTrace]:
+        """Runs the blocks one after the other."""
+        for block in self._blocks:
+            before, (x, branch) = x, self._run(block, x)
+            yield BlockTrace(getattr(block, self.mixer_name), getattr(block, self.pre_norm_name), before, x, branch)
+
+    def _encode(self, images: Tensor) -> tuple[Tensor, Layout]:
+        """The last sequence (B, L, D), normed, and where things stand in it."""
         x, layout = self._embed(images)
-        return [layout.split(self._final_norm(step.out)) for i, step in enumerate(self._steps(x)) if i in wanted]
+        for block in self._blocks:
+            x, _ = self._run(block, x)
+        return self._final_norm(x), layout
 
-    def inspect(self, images: Tensor, blocks: Sequence[int] = (-1,), mixing: bool = True) -> list[BlockView]:
-        wanted = [self._block_index(b) for b in blocks]
+    def pooled_features(self, images: Tensor) -> Tensor:
+        """(B, D); with ``global_pool=""`` all tokens (B, L, D) in sequence order."""
+        tokens, layout = self._encode(images)
+        if self.global_pool == "token":
+            return layout.readout_mean(tokens)
+        return tokens[:, layout.patches].mean(1) if self.global_pool else tokens
+
+    def forward_features(self, images: Tensor) -> Features:
+        tokens, layout = self._encode(images)
+        return layout.split(tokens)
+
+    def forward_intermediates(
+        self, images: Tensor, n: int | Sequence[int] = 1, stream: Stream = "published"
+    ) -> list[Features]:
+        wanted, read = self.block_indices(n), self.resolve_stream(stream)
+        x, layout = self._embed(images)
+        return [
+            layout.split(self._final_norm(getattr(trace, read)))
+            for i, trace in enumerate(self._traces(x))
+            if i in wanted
+        ]
+
+    def inspect(
+        self, images: Tensor, blocks: Sequence[int] = (-1,), mixing: bool = True, stream: Stream = "published"
+    ) -> list[BlockView]:
+        wanted, read = [self.block_index(b) for b in blocks], self.resolve_stream(stream)
         x, layout = self._embed(images)
         views = {}
-        for i, step in enumerate(self._steps(x)):
+        for i, trace in enumerate(self._traces(x)):
             if i in wanted:
-                features = layout.split(self._final_norm(step.out))
-                views[i] = BlockView(features, *(self._mixing_maps(step, layout) if mixing else (None, None)))
+                features = layout.split(self._final_norm(getattr(trace, read)))
+                views[i] = BlockView(features, *(self._mixing_maps(trace, layout) if mixing else (None, None)))
         return [views[i] for i in wanted]
 
     @staticmethod
-    def _mixing_maps(step: Step, layout: Layout) -> tuple[Tensor, Tensor | None]:
+    def _mixing_maps(trace: BlockTrace, layout: Layout) -> tuple[Tensor, Tensor | None]:
         """Rows of a block's mixing matrix over the patches: at the read-out tokens, and at the registers."""
         registers = layout.readout[:0] if layout.registers is None else layout.registers
         positions, where = torch.cat([layout.readout, registers]).unique(return_inverse=True)
-        maps = layout.rows_to_maps(step.mixer.mixing(step.pre_norm(step.before), positions))
+        maps = layout.rows_to_maps(trace.mixer.mixing(trace.mixer_input, positions))
         readout, register = where.split([len(layout.readout), len(registers)])
         return maps[:, readout], None if layout.registers is None else maps[:, register]
 
     def token_mixing(self, images: Tensor, block: int = -1) -> Tensor:
-        wanted = self._block_index(block)
+        wanted = self.block_index(block)
         x, _ = self._embed(images)
-        step = next(step for i, step in enumerate(self._steps(x)) if i == wanted)
-        return step.mixer.mixing(step.pre_norm(step.before))
+        trace = next(trace for i, trace in enumerate(self._traces(x)) if i == wanted)
+        return trace.mixer.mixing(trace.mixer_input)
 
     def decompose(self, images: Tensor, blocks: Sequence[int] = (-1,)) -> list[list[Mixing]]:
-        """Y = MX of each direction of several blocks' mixers, in one pass; see :class:`~backbones.mixers.Mixing`."""
-        wanted = [self._block_index(b) for b in blocks]
+        wanted = [self.block_index(b) for b in blocks]
         x, _ = self._embed(images)
         parts = {}
-        for i, step in enumerate(self._steps(x)):
+        for i, trace in enumerate(self._traces(x)):
             if i in wanted:
-                parts[i] = step.mixer.decompose(step.pre_norm(step.before))
+                parts[i] = trace.mixer.decompose(trace.mixer_input)
         return [parts[i] for i in wanted]
+
+    # ---- checkpoints --------------------------------------------------------------------------------------
+
+    def extra_positions_at(self, grid: tuple[int, int]) -> int:
+        """Where positions of tokens other than patches stand among those of a patch grid in ``pos_embed``."""
+        return 0
+
+    def adapt_state_dict(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Positions learned on another square grid are resampled. ValueError where they are of no square grid."""
+        state = super().adapt_state_dict(state)
+        wanted, pos = self.pos_embed, state.get("pos_embed")
+        if pos is None or pos.shape == wanted.shape or pos.shape[2:] != wanted.shape[2:]:
+            return state
+        grid = self.grid_size
+        extra = wanted.shape[1] - grid[0] * grid[1]
+        side = round((pos.shape[1] - extra) ** 0.5)
+        if side * side + extra != pos.shape[1]:
+            raise ValueError(f"pos_embed of {pos.shape[1]} tokens is no square grid and {extra} extra tokens")
+        learned, here = (self.extra_positions_at(g) for g in ((side, side), grid))
+        patches = torch.cat([pos[:, :learned], pos[:, learned + extra :]], 1)
+        patches = resample_pos_embed(patches.float(), (side, side), grid).to(pos.dtype)
+        fitted = torch.cat([patches[:, :here], pos[:, learned : learned + extra], patches[:, here:]], 1)
+        return state | {"pos_embed": fitted}

@@ -1,23 +1,28 @@
 """Any timm model with patch tokens or a feature map, behind the Backbone interface."""
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any
 
 import timm
 import torch
+from timm.layers import resample_abs_pos_embed
+from timm.optim import param_groups_layer_decay, param_groups_weight_decay
 from torch import Tensor, nn
 
-from backbones.base import Backbone, BlockView, Features
+from backbones.base import CLASSIFIER_PREFIXES, BlockView, Features, MixingBackbone, Stream
 
 
-class TimmModel(Backbone):
-    """A timm model; its blocks are the stages that ``forward_intermediates`` of timm lists.
+class TimmModel(MixingBackbone):
+    """A timm model; its blocks are the blocks or stages that ``forward_intermediates`` of timm lists.
 
     Where a model has no class token, ``Features.cls`` is the mean over the patches. Mixing matrices are read from
-    timm's own attention modules and are an error for models without them.
+    timm's own attention modules, where each block has exactly one that sees all tokens; other models (convolutions,
+    windows, several blocks a stage) have none, and asking for them is an error.
 
     Args:
         name: name in timm's registry.
-        img_size: None keeps the model's own; only for models that take it.
+        img_size: side, or (height, width); None keeps the model's own. Only for models that take it.
         pretrained: load timm's published weights.
         drop_path: stochastic depth rate.
 
@@ -25,8 +30,14 @@ class TimmModel(Backbone):
         ValueError: where timm does not know the name or the model offers no intermediate features.
     """
 
+    decomposes = False
+
     def __init__(
-        self, name: str, img_size: int | None = None, pretrained: bool = False, drop_path: float = 0.0
+        self,
+        name: str,
+        img_size: int | tuple[int, int] | None = None,
+        pretrained: bool = False,
+        drop_path: float = 0.0,
     ) -> None:
         super().__init__()
         if not timm.is_model(name):
@@ -41,32 +52,48 @@ class TimmModel(Backbone):
             raise ValueError(f"timm's {name} offers no forward_intermediates, so it has no feature maps to probe")
         self.model = model
         self.weights_source = f"timm's {name}" if pretrained else "random initialisation"
-        self.embed_dim = model.num_features
+        self.num_features = getattr(model, "head_hidden_size", None) or model.num_features
+        self.feature_info = [dict(info) for info in model.feature_info]
         self.num_prefix = getattr(model, "num_prefix_tokens", 0)
-        self.has_cls = getattr(model, "cls_token", None) is not None
+        self.has_cls = self.reads_tokens = getattr(model, "cls_token", None) is not None
         embed = getattr(model, "patch_embed", None)
         patch = getattr(embed, "patch_size", None)
-        reduction = model.feature_info[-1]["reduction"]
+        reduction = self.feature_info[-1]["reduction"]
         self.patch_size = patch[0] if isinstance(patch, tuple) and len({reduction, patch[0]}) == 1 else reduction
-        self.depth = len(model.feature_info)
+        # blocks of one width and grid share the final norm; stages of a pyramid come as they are
+        self.pyramid = len({(info["num_chs"], info["reduction"]) for info in self.feature_info}) > 1
+        self._attention = None if self.pyramid else _one_attention_a_block(model, self.feature_info)
 
-    def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Through timm's own switch. ValueError for models that have none."""
-        if not hasattr(self.model, "set_grad_checkpointing"):
-            raise ValueError(f"timm's {type(self.model).__name__} has no gradient checkpointing")
-        self.model.set_grad_checkpointing(enable)
-        super().set_grad_checkpointing(enable)
+    # ---- forward ------------------------------------------------------------------------------------------
 
-    def forward(self, images: Tensor) -> Tensor:
+    def pooled_features(self, images: Tensor) -> Tensor:
+        if not self.num_classes:
+            return self.model(images)
+        return self.model.forward_head(self.model.forward_features(images), pre_logits=True)
+
+    def logits(self, images: Tensor) -> Tensor:
         return self.model(images)
 
+    def forward_features(self, images: Tensor) -> Features:
+        return self.forward_intermediates(images, 1, "residual")[0]
+
+    def get_classifier(self) -> nn.Module:
+        return self.model.get_classifier()
+
+    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
+        """timm's own."""
+        self.model.reset_classifier(num_classes, *([] if global_pool is None else [global_pool]))
+        self.num_classes = num_classes
+        self.global_pool = self.global_pool if global_pool is None else global_pool
+
     def _features(self, images: Tensor, wanted: Sequence[int]) -> dict[int, Features]:
+        """The residual stream after each of those blocks."""
         order = sorted(set(wanted))
         options = {"return_prefix_tokens": True} if self.num_prefix else {}
         outputs = self.model.forward_intermediates(
             images,
             indices=order,
-            norm=bool(self.num_prefix),
+            norm=not self.pyramid,
             output_fmt="NCHW",
             intermediates_only=True,
             **options,
@@ -75,62 +102,189 @@ class TimmModel(Backbone):
         for i, output in zip(order, outputs, strict=True):
             if not self.num_prefix:
                 found[i] = Features(output.mean((2, 3)), output)
-                continue
-            patches, prefix = output
-            first = int(self.has_cls)
-            cls = prefix[:, 0] if first else patches.mean((2, 3))
-            found[i] = Features(cls, patches, prefix[:, first:] if self.num_prefix > first else None)
+            else:
+                patches, prefix = output
+                found[i] = self._sorted(prefix, patches)
         return found
 
-    def forward_intermediates(self, images: Tensor, n: int = 1) -> list[Features]:
-        wanted = self._last_blocks(n)
-        features = self._features(images, wanted)
+    def _sorted(self, prefix: Tensor, patches: Tensor) -> Features:
+        """Prefix tokens (B, P, D) and patches (B, D, h, w) by what they are."""
+        first = int(self.has_cls)
+        cls = prefix[:, 0] if first else patches.mean((2, 3))
+        return Features(cls, patches, prefix[:, first:] if self.num_prefix > first else None)
+
+    def _branches(self, images: Tensor, wanted: Sequence[int]) -> dict[int, Features]:
+        """What the attention of each of those blocks adds to the stream, behind the final norm."""
+        modules = self._attention_modules("stream='branch'")
+        with _Watch(outputs={i: _added_by(self._block(i), modules[i]) for i in set(wanted)}) as watch:
+            h, w = self._features(images, [self.depth - 1])[self.depth - 1].patches.shape[-2:]
+        found = {}
+        for i in set(wanted):
+            tokens = self.model.norm(watch.seen[i])
+            prefix, patches = tokens[:, : self.num_prefix], tokens[:, self.num_prefix :]
+            found[i] = self._sorted(prefix, patches.transpose(1, 2).unflatten(-1, (h, w)))
+        return found
+
+    def forward_intermediates(
+        self, images: Tensor, n: int | Sequence[int] = 1, stream: Stream = "published"
+    ) -> list[Features]:
+        wanted = self.block_indices(n)
+        features = (self._features if self.resolve_stream(stream) == "residual" else self._branches)(images, wanted)
         return [features[i] for i in wanted]
 
-    def inspect(self, images: Tensor, blocks: Sequence[int] = (-1,), mixing: bool = True) -> list[BlockView]:
-        wanted = [self._block_index(b) for b in blocks]
+    # ---- mixing -------------------------------------------------------------------------------------------
+
+    def mixes_tokens(self) -> bool:
+        return self._attention is not None
+
+    def _block(self, block: int) -> nn.Module:
+        return self.model.get_submodule(self.feature_info[block]["module"])
+
+    def _attention_modules(self, what: str) -> list[nn.Module]:
+        if self._attention is None:
+            raise ValueError(
+                f"{what}: timm's {type(self.model).__name__} has no attention over all tokens in each of its "
+                f"{self.depth} {'stages' if self.pyramid else 'blocks'}, so no token-mixing matrix or branch of its own"
+            )
+        return [self.model.get_submodule(name) for name in self._attention]
+
+    def inspect(
+        self, images: Tensor, blocks: Sequence[int] = (-1,), mixing: bool = True, stream: Stream = "published"
+    ) -> list[BlockView]:
+        wanted, read = [self.block_index(b) for b in blocks], self.resolve_stream(stream)
+        get = self._features if read == "residual" else self._branches
         if not mixing:
-            features = self._features(images, wanted)
-            return [BlockView(features[i], None) for i in wanted]
-        with _AttentionMaps(self.model) as attention:
-            features = self._features(images, range(self.depth))
+            features = get(images, wanted)
+            return [BlockView(features[i]) for i in wanted]
+        modules = self._attention_modules("mixing")
         if not self.has_cls:
             raise ValueError(f"{type(self.model).__name__} has no class token, so no CLS row of a mixing matrix")
+        with _AttentionMaps({i: modules[i] for i in wanted}) as attention:
+            features = get(images, wanted)
         h, w = features[wanted[0]].patches.shape[-2:]
         views = []
         for i in wanted:
-            rows = attention.maps[i][:, :, : self.num_prefix, self.num_prefix :].transpose(1, 2).unflatten(-1, (h, w))
+            rows = attention.seen[i][:, :, : self.num_prefix, self.num_prefix :].transpose(1, 2).unflatten(-1, (h, w))
             views.append(BlockView(features[i], rows[:, :1], rows[:, 1:] if self.num_prefix > 1 else None))
         return views
 
     def token_mixing(self, images: Tensor, block: int = -1) -> Tensor:
-        wanted = self._block_index(block)
-        with _AttentionMaps(self.model) as attention:
+        wanted = self.block_index(block)
+        with _AttentionMaps({wanted: self._attention_modules("token_mixing")[wanted]}) as attention:
             self.model(images)
-        return attention.maps[wanted]
+        return attention.seen[wanted]
+
+    def decompose(self, images: Tensor, blocks: Sequence[int] = (-1,)) -> list[list[Any]]:
+        """Always a ValueError: timm's attention does not give its values away."""
+        raise ValueError(f"timm's {type(self.model).__name__} does not take its attention apart into Y = MX")
+
+    # ---- training and checkpoints -------------------------------------------------------------------------
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """Through timm's own switch. ValueError for models that have none."""
+        if not hasattr(self.model, "set_grad_checkpointing"):
+            raise ValueError(f"timm's {type(self.model).__name__} has no gradient checkpointing")
+        self.model.set_grad_checkpointing(enable)
+        super().set_grad_checkpointing(enable)
+
+    def no_weight_decay(self) -> set[str]:
+        names = self.model.no_weight_decay() if hasattr(self.model, "no_weight_decay") else set()
+        return {f"model.{name}" for name in names}
+
+    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
+        """timm's own, whose patterns are of names within ``model``."""
+        return self.model.group_matcher(coarse)
+
+    def param_groups(self, weight_decay: float, layer_decay: float | None = None) -> list[dict[str, Any]]:
+        spared = {name.removeprefix("model.") for name in self.no_weight_decay()}
+        if layer_decay is None:
+            return param_groups_weight_decay(self.model, weight_decay, spared)
+        return param_groups_layer_decay(self.model, weight_decay, spared, layer_decay=layer_decay)
+
+    def adapt_state_dict(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Names of a timm model's own file get our prefix; positions of another grid are resampled as timm does."""
+        if not any(k.startswith("model.") for k in state):
+            state = {f"model.{k}": v for k, v in state.items()}
+        own = self.state_dict()
+        classifiers = tuple(f"model.{prefix}" for prefix in CLASSIFIER_PREFIXES)
+        state = {k: v for k, v in state.items() if k in own or not k.startswith(classifiers)}
+        pos, wanted = state.get("model.pos_embed"), own.get("model.pos_embed")
+        grid = getattr(getattr(self.model, "patch_embed", None), "grid_size", None)
+        if pos is None or wanted is None or grid is None or pos.ndim != 3:
+            return state
+        if pos.shape[1] != wanted.shape[1] and pos.shape[2] == wanted.shape[2]:
+            extra = wanted.shape[1] - grid[0] * grid[1]
+            state["model.pos_embed"] = resample_abs_pos_embed(pos, list(grid), num_prefix_tokens=extra)
+        return state
 
 
-class _AttentionMaps:
-    """While open, timm's attention modules take their explicit path and their maps are kept, in forward order."""
+def _one_attention_a_block(model: nn.Module, feature_info: list[dict[str, Any]]) -> list[str] | None:
+    """The name of each block's only attention module; None where a block has none, or more than one."""
+    found = []
+    for info in feature_info:
+        block = info["module"]
+        inside = [
+            f"{block}.{name}"
+            for name, module in model.get_submodule(block).named_modules()
+            if hasattr(module, "fused_attn") and isinstance(getattr(module, "attn_drop", None), nn.Module)
+        ]
+        if len(inside) != 1:
+            return None
+        found += inside
+    return found
 
-    def __init__(self, model: nn.Module) -> None:
-        self.maps: list[Tensor] = []
-        self._modules = [m for m in model.modules() if hasattr(m, "fused_attn") and hasattr(m, "attn_drop")]
-        if not self._modules:
-            raise ValueError(f"{type(model).__name__} has no attention modules, so no token-mixing matrix")
 
-    def __enter__(self) -> "_AttentionMaps":
-        self._fused = [m.fused_attn for m in self._modules]
-        self._hooks = []
-        for module in self._modules:
-            module.fused_attn = False
-            self._hooks.append(module.attn_drop.register_forward_pre_hook(self._keep))
+def _added_by(block: nn.Module, attention: nn.Module) -> nn.Module:
+    """The module whose output enters the residual sum: LayerScale behind the attention, or the attention itself."""
+    scale = getattr(block, "ls1", None)
+    return scale if isinstance(scale, nn.Module) else attention
+
+
+class _Watch(AbstractContextManager["_Watch"]):
+    """While open, keeps what some modules return, by number."""
+
+    def __init__(self, outputs: dict[int, nn.Module]) -> None:
+        self.seen: dict[int, Tensor] = {}
+        self._outputs = outputs
+
+    def __enter__(self) -> "_Watch":
+        self._hooks = [m.register_forward_hook(self._keeper(i)) for i, m in self._outputs.items()]
         return self
 
-    def _keep(self, _: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
-        self.maps.append(inputs[0])
+    def _keeper(self, number: int) -> Any:
+        def keep(_: nn.Module, inputs: Any, output: Tensor) -> None:
+            self.seen[number] = output
+
+        return keep
 
     def __exit__(self, *_: object) -> None:
-        for module, fused, hook in zip(self._modules, self._fused, self._hooks, strict=True):
-            module.fused_attn = fused
+        for hook in self._hooks:
+            hook.remove()
+
+
+class _AttentionMaps(AbstractContextManager["_AttentionMaps"]):
+    """While open, some of timm's attention modules take their explicit path, and their maps are kept by number."""
+
+    def __init__(self, modules: dict[int, nn.Module]) -> None:
+        self.seen: dict[int, Tensor] = {}
+        self._modules = modules
+
+    def __enter__(self) -> "_AttentionMaps":
+        self._fused = {i: m.fused_attn for i, m in self._modules.items()}
+        self._hooks = []
+        for number, module in self._modules.items():
+            module.fused_attn = False
+            self._hooks.append(module.attn_drop.register_forward_pre_hook(self._keeper(number)))
+        return self
+
+    def _keeper(self, number: int) -> Any:
+        def keep(_: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+            self.seen[number] = inputs[0]
+
+        return keep
+
+    def __exit__(self, *_: object) -> None:
+        for number, module in self._modules.items():
+            module.fused_attn = self._fused[number]
+        for hook in self._hooks:
             hook.remove()

@@ -43,17 +43,17 @@ class Layout(NamedTuple):
 class PatchEmbed(nn.Module):
     """Non-overlapping patches by one strided convolution."""
 
-    def __init__(self, patch_size: int, embed_dim: int) -> None:
+    def __init__(self, patch_size: int, embed_dim: int, in_chans: int = 3) -> None:
         super().__init__()
         self.patch_size = patch_size
-        self.proj = nn.Conv2d(3, embed_dim, patch_size, patch_size)
+        self.proj = nn.Conv2d(in_chans, embed_dim, patch_size, patch_size)
 
     def grid(self, images: Tensor) -> tuple[int, int]:
         """The patch grid of images. ValueError names the side that is no multiple of the patch."""
         return patch_grid((images.shape[-2], images.shape[-1]), self.patch_size)
 
     def forward(self, images: Tensor) -> Tensor:
-        """(B, 3, H, W) to (B, N, D)."""
+        """(B, C, H, W) to (B, N, D)."""
         self.grid(images)
         return self.proj(images).flatten(2).transpose(1, 2)
 

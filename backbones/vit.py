@@ -1,18 +1,16 @@
 """The Vision Transformer of DINO: pre-norm blocks, CLS first, learned positions. Parameter names are DINO's."""
 
-from collections.abc import Iterator
-
 import torch
 from timm.layers import DropPath, Mlp, trunc_normal_
 from torch import Tensor, nn
 
 from backbones.mixers import SoftmaxAttention
-from backbones.sequence import SequenceBackbone, Step, drop_path_rates
-from backbones.tokens import Layout, PatchEmbed, cls_first, patch_grid
+from backbones.sequence import SequenceBackbone, drop_path_rates
+from backbones.tokens import Layout, PatchEmbed, cls_first
 
 
 class TransformerBlock(nn.Module):
-    """x + mixer(norm1(x)), then x + mlp(norm2(x))."""
+    """(x + a + mlp(norm2(x + a)), a) with a = mixer(norm1(x)): the residual stream and the mixer's branch."""
 
     def __init__(self, dim: int, mixer: nn.Module, mlp_ratio: float, drop_path: float) -> None:
         super().__init__()
@@ -22,9 +20,10 @@ class TransformerBlock(nn.Module):
         self.mlp = Mlp(dim, int(dim * mlp_ratio))
         self.drop_path = DropPath(drop_path) if drop_path > 0 else nn.Identity()
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + self.drop_path(self.attn(self.norm1(x)))
-        return x + self.drop_path(self.mlp(self.norm2(x)))
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        branch = self.attn(self.norm1(x))
+        x = x + self.drop_path(branch)
+        return x + self.drop_path(self.mlp(self.norm2(x))), branch
 
 
 class VisionTransformer(SequenceBackbone):
@@ -39,16 +38,21 @@ class VisionTransformer(SequenceBackbone):
         mlp_ratio: hidden width of the MLP over D.
         drop_path: stochastic depth rate of the last block, growing linearly from 0 at the first.
         num_registers: registers behind the class token, without positions and not read out (Darcet et al. 2024).
+        in_chans: channels of the images.
+        num_classes: of a linear classifier; 0 for none.
     """
+
+    blocks_name, final_norm_name, pre_norm_name, mixer_name = "blocks", "norm", "norm1", "attn"
 
     def __init__(
         self, img_size: int | tuple[int, int] = 224, patch_size: int = 16, embed_dim: int = 384, depth: int = 12,
         num_heads: int = 6, mlp_ratio: float = 4.0, drop_path: float = 0.0, num_registers: int = 0,
+        in_chans: int = 3, num_classes: int = 0,
     ) -> None:  # fmt: skip
         super().__init__()
-        self.embed_dim, self.patch_size, self.depth, self.num_heads = embed_dim, patch_size, depth, num_heads
-        self.grid_size = patch_grid(img_size, patch_size)
-        self.patch_embed = PatchEmbed(patch_size, embed_dim)
+        self._set_size(img_size, patch_size, embed_dim, depth)
+        self.num_heads = num_heads
+        self.patch_embed = PatchEmbed(patch_size, embed_dim, in_chans)
         self.cls_token = nn.Parameter(torch.zeros(1, 1, embed_dim))
         self.pos_embed = nn.Parameter(torch.zeros(1, self.grid_size[0] * self.grid_size[1] + 1, embed_dim))
         if num_registers:
@@ -56,7 +60,8 @@ class VisionTransformer(SequenceBackbone):
             nn.init.normal_(self.register_tokens, std=1e-6)
         self.num_registers = num_registers
         self.blocks = nn.ModuleList(
-            TransformerBlock(embed_dim, self._mixer(), mlp_ratio, rate) for rate in drop_path_rates(drop_path, depth)
+            TransformerBlock(embed_dim, self._build_mixer(), mlp_ratio, rate)
+            for rate in drop_path_rates(drop_path, depth)
         )
         self.norm = nn.LayerNorm(embed_dim, eps=1e-6)
         trunc_normal_(self.pos_embed, std=0.02)
@@ -65,9 +70,10 @@ class VisionTransformer(SequenceBackbone):
             if isinstance(module, nn.Linear):
                 trunc_normal_(module.weight, std=0.02)
                 nn.init.zeros_(module.bias)
+        self.reset_classifier(num_classes)
 
-    def _mixer(self) -> nn.Module:
-        return SoftmaxAttention(self.embed_dim, self.num_heads)
+    def _build_mixer(self) -> nn.Module:
+        return SoftmaxAttention(self.num_features, self.num_heads)
 
     def _embed(self, images: Tensor) -> tuple[Tensor, Layout]:
         grid = self.patch_embed.grid(images)
@@ -81,18 +87,3 @@ class VisionTransformer(SequenceBackbone):
         index = torch.arange(x.shape[1], device=x.device)
         first = 1 + self.num_registers
         return x, Layout(grid, index[first:], index[:1], index[1:first])
-
-    def _steps(self, x: Tensor) -> Iterator[Step]:
-        for block in self.blocks:
-            before, x = x, self._run(block, x)
-            yield Step(block.attn, block.norm1, before, x)
-
-    @property
-    def _final_norm(self) -> nn.Module:
-        return self.norm
-
-    def forward(self, images: Tensor) -> Tensor:
-        x, layout = self._embed(images)
-        for block in self.blocks:
-            x = self._run(block, x)
-        return layout.readout_mean(self.norm(x))

@@ -10,43 +10,19 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
-from timm.layers import resample_abs_pos_embed
 from torch import Tensor
 
-from backbones.base import Backbone
-from backbones.checkpoints import CLASSIFIERS, open_checkpoint, read
-from backbones.tokens import resample_pos_embed
+from backbones.base import CLASSIFIER_PREFIXES, Backbone
+from backbones.checkpoints import open_checkpoint, read
 from common.files import written_aside
-
-
-def _fit_positions(backbone: Backbone, state: dict[str, Tensor], source: str | Path) -> None:
-    """Resamples patch positions learned on another grid, in place; a timm model's as timm does."""
-    model, pos = getattr(backbone, "model", None), state.get("model.pos_embed")
-    if pos is not None and pos.ndim == 3 and hasattr(getattr(model, "patch_embed", None), "grid_size"):
-        (h, w), wanted = model.patch_embed.grid_size, model.pos_embed
-        if pos.shape[1] != wanted.shape[1] and pos.shape[2] == wanted.shape[2]:
-            extra = wanted.shape[1] - h * w
-            state["model.pos_embed"] = resample_abs_pos_embed(pos, [h, w], num_prefix_tokens=extra)
-        return
-    grid, wanted = getattr(backbone, "grid_size", None), getattr(backbone, "pos_embed", None)
-    pos = state.get("pos_embed")
-    if grid is None or wanted is None or pos is None or pos.shape == wanted.shape or pos.shape[2:] != wanted.shape[2:]:
-        return
-    extra = wanted.shape[1] - grid[0] * grid[1]
-    side = round((pos.shape[1] - extra) ** 0.5)
-    if side * side + extra != pos.shape[1]:
-        raise ValueError(f"{source}: pos_embed of {pos.shape[1]} tokens is no square grid and {extra} extra tokens")
-    learned, here = (backbone.extra_positions_at(g) for g in ((side, side), grid))
-    patches = torch.cat([pos[:, :learned], pos[:, learned + extra :]], 1)
-    patches = resample_pos_embed(patches.float(), (side, side), grid).to(pos.dtype)
-    state["pos_embed"] = torch.cat([patches[:, :here], pos[:, learned : learned + extra], patches[:, here:]], 1)
 
 
 def load(backbone: Backbone, source: str | Path, key: str = "teacher") -> str:
     """Loads a checkpoint into a backbone and returns the format found.
 
-    Positions learned at another image size are resampled, and a classifier that the backbone has no place for is
-    left out. Everything else must match one to one.
+    What a family does to make a published state fit is its own (:meth:`~backbones.Backbone.adapt_state_dict`):
+    positions learned at another image size are resampled, a classifier that it has no place for is left out. Everything
+    else must match one to one.
 
     Args:
         backbone: what to fill.
@@ -57,13 +33,11 @@ def load(backbone: Backbone, source: str | Path, key: str = "teacher") -> str:
         ValueError: naming missing and unexpected keys and differing shapes; nothing is loaded then.
     """
     kind, state = open_checkpoint(source, key)
-    own = backbone.state_dict()
-    if all(k.startswith("model.") for k in own) and not any(k.startswith("model.") for k in state):
-        state = {f"model.{k}": v for k, v in state.items()}  # a timm model's own file, for TimmModel
-    classifiers = tuple(f"{stem}{name}" for stem in ("", "model.") for name in CLASSIFIERS)
-    state = {k: v for k, v in state.items() if k in own or not k.startswith(classifiers)}
-    _fit_positions(backbone, state, source)
-    problems = []
+    try:
+        state = backbone.adapt_state_dict(state)
+    except ValueError as error:
+        raise ValueError(f"{source}: {error}") from None
+    own, problems = backbone.state_dict(), []
     if missing := sorted(own.keys() - state.keys()):
         problems.append(f"missing: {_some(missing)}")
     if unexpected := sorted(state.keys() - own.keys()):
@@ -129,7 +103,7 @@ def describe(source: str | Path, key: str = "teacher") -> str:
     folded: dict[str, list[Tensor]] = {}
     for name, value in state.items():
         folded.setdefault(re.sub(r"\.\d+\.", ".*.", name, count=1), []).append(value)
-    count = sum(v.numel() for k, v in state.items() if not k.startswith(CLASSIFIERS))
+    count = sum(v.numel() for k, v in state.items() if not k.startswith(CLASSIFIER_PREFIXES))
     lines = [f"{source}: {kind}, {len(state)} tensors, {count / 1e6:.1f} M parameters without the classifier"]
     for name, values in folded.items():
         shapes = sorted({f"{tuple(v.shape)}" for v in values})
@@ -154,7 +128,7 @@ def main(arguments: list[str] | None = None) -> None:
     if args.out.suffix not in (".pth", ".safetensors"):
         raise ValueError(f"{args.out}: the name must end in .pth or .safetensors")
     kind, state = open_checkpoint(args.source, args.key)
-    _write({k: v.contiguous() for k, v in state.items() if not k.startswith(CLASSIFIERS)}, args.out)
+    _write({k: v.contiguous() for k, v in state.items() if not k.startswith(CLASSIFIER_PREFIXES)}, args.out)
     print(f"{args.out}: the backbone of {args.source} ({kind})")
 
 

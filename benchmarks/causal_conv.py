@@ -8,7 +8,7 @@ from measuring import Line, compare, in_turns
 from torch import Tensor
 
 from backbones.ops import causal_conv, causal_conv_reference
-from cli import keep_freed_memory
+from common.memory import keep_freed_memory
 
 SHAPES = {"Vim-T, 8 x 198 tokens": (8, 198, 640), "Vim-S": (8, 198, 1152), "Vim-B, 32 x 37 tokens": (32, 37, 1664)}
 

@@ -19,7 +19,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from backbones import VisionMamba
 from backbones.mixers import BidirectionalMamba2
-from cli import keep_freed_memory
+from common.memory import keep_freed_memory
 from lightning_modules import DINO
 from lightning_modules.clipping import clip_each
 from lightning_modules.ema import ema_update

@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader
 from torchvision import transforms as T
 from torchvision.datasets import ImageFolder
 
-from cli import keep_freed_memory
+from common.memory import keep_freed_memory
 from datamodules import MultiCropTransform, Position
 from datamodules.buffers import rows_of
 from datamodules.dataset import ShardDataset

@@ -18,7 +18,7 @@ from lightning.pytorch import Trainer
 from measuring import Line, compare, in_turns
 
 from backbones import VisionMamba
-from cli import keep_freed_memory
+from common.memory import keep_freed_memory
 from datamodules import ImageNetDataModule, prepare
 from lightning_modules import HeadSpec, LinearProbe
 

@@ -14,7 +14,7 @@ from measuring import in_turns, report
 from torch import Tensor, nn
 
 from backbones import LinearVisionTransformer, VisionMamba, VisionTransformer
-from cli import keep_freed_memory
+from common.memory import keep_freed_memory
 
 DIM, DEPTH, SIDES = 256, 2, (14, 28, 56, 128)
 FAMILIES = {

@@ -19,7 +19,7 @@ from torch import Tensor
 from transformers.models.mamba2.modeling_mamba2 import mamba2_chunk_scan
 
 from backbones.mixers import BidirectionalMamba2
-from cli import keep_freed_memory
+from common.memory import keep_freed_memory
 
 SIZES = {"Vim-T": 256, "Vim-S": 512, "Vim-B": 768}
 SHAPES = ((8, 198), (32, 37))  # four images' global crops, and their local ones, with CLS twice

@@ -13,10 +13,11 @@ from callbacks.checkpoint_files import FORMAT, link
 from callbacks.curves import start_history
 from callbacks.preemption import Preempted, Request, SignalRequests, requeue
 from callbacks.run_folder import run_folder
+from common.evaluation import Evaluation
 
 
 class Checkpoints(Checkpoint):
-    """Keeps ``last.ckpt``, ``best.ckpt`` by the module's headline metric, and every k-th epoch.
+    """Keeps ``last.ckpt``, ``best.ckpt`` by an Evaluation's headline metric, and every k-th epoch.
 
     ``last.ckpt`` is written at the end of every epoch and, inside one, every ``minutes`` and when a signal reaches any
     process: SIGTERM then ends the run, SIGUSR1 has SLURM start it again, or outside SLURM lets it go on. The curves of
@@ -126,7 +127,8 @@ class Checkpoints(Checkpoint):
         return request
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        metric = trainer.callback_metrics.get(getattr(pl_module, "headline_metric", ""))
+        headline = pl_module.headline if isinstance(pl_module, Evaluation) else ""
+        metric = trainer.callback_metrics.get(headline)
         value = None if metric is None else float(metric)
         better = value is not None and (self.best is None or value > self.best)
         if better:

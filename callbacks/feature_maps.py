@@ -8,6 +8,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor
 
+from backbones import Stream
 from callbacks.run_folder import run_folder
 from common.files import write_npz
 
@@ -60,10 +61,11 @@ class FeatureMaps(Callback):
     Args:
         count: images shown.
         every_n_epochs: validations between pictures.
+        stream: of the last block; see the backbone's ``forward_intermediates``.
     """
 
-    def __init__(self, count: int = 8, every_n_epochs: int = 1) -> None:
-        self.count, self.every_n_epochs = count, every_n_epochs
+    def __init__(self, count: int = 8, every_n_epochs: int = 1, stream: Stream = "published") -> None:
+        self.count, self.every_n_epochs, self.stream = count, every_n_epochs, stream
         self._shown: tuple[Tensor, Tensor, Tensor | None] | None = None
 
     def on_validation_batch_end(
@@ -74,7 +76,7 @@ class FeatureMaps(Callback):
         if not due or not trainer.is_global_zero or not len(batch.get("image", ())):  # features have none
             return
         images = batch["image"][: self.count]
-        features = pl_module.backbone.forward_intermediates(images, 1)[0]
+        features = pl_module.backbone.forward_intermediates(images, 1, self.stream)[0]
         maps = torch.einsum("bd,bdhw->bhw", F.normalize(features.cls, dim=-1), F.normalize(features.patches, dim=1))
         data: Any = trainer.datamodule
         mean, std = (torch.tensor(v).to(images)[:, None, None] for v in (data.mean, data.std))

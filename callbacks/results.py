@@ -4,77 +4,62 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
-from lightning.pytorch.trainer.states import TrainerFn
 from torch.utils.tensorboard.summary import hparams
 
 from callbacks.run_folder import run_folder
+from common.evaluation import Evaluation
 from common.files import to_csv, write_json, write_npz, write_text
 
 
 class Results(Callback):
     """Writes ``results.json`` and ``results.csv`` into the run's folder, and the headline metric with the hparams.
 
-    The rows are what the module's ``results()`` returns, where it has one, ``counts`` what its ``counts()`` returns;
-    what its ``arrays()`` returns goes into ``results.npz``. The headline is the module's ``headline_metric``; with
-    TensorBoard it stands beside the hyper-parameters. Before a run's last epoch, and where ``limit_*_batches`` cuts it
-    short, the files are called ``results.partial.*``, so they never replace those of a complete run.
+    What they hold is what the module, a :class:`~common.evaluation.Evaluation`, says: its rows and counts, its arrays
+    in ``results.npz``, and its headline, which with TensorBoard stands beside the hyper-parameters. Where the module
+    says that this is not all that was asked for, the files are called ``results.partial.*``, so they never replace
+    those of a complete run.
     """
 
     def __init__(self) -> None:
         self._registered = False
 
     def _write(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if not trainer.is_global_zero or trainer.sanity_checking:
+        if not isinstance(pl_module, Evaluation) or not trainer.is_global_zero or trainer.sanity_checking:
             return
-        whole = is_complete(trainer, pl_module)
-        rows = pl_module.results() if hasattr(pl_module, "results") else []
-        headline_name = getattr(pl_module, "headline_metric", "")
-        headline = trainer.callback_metrics.get(headline_name)
+        whole, rows, arrays = pl_module.complete(), pl_module.rows(), pl_module.arrays()
+        headline = trainer.callback_metrics.get(pl_module.headline)
+        folder, name = run_folder(trainer), "results" if whole else "results.partial"
         if rows:
             backbone: Any = pl_module.backbone
-            parameters = sum(p.numel() for p in backbone.parameters())
             table: dict[str, Any] = {
                 "module": type(pl_module).__name__,
-                "backbone": type(pl_module.backbone).__name__,
-                "headline": {headline_name: None if headline is None else float(headline)},
-                "backbone_parameters": parameters,
+                "backbone": type(backbone).__name__,
+                "headline": {pl_module.headline: None if headline is None else float(headline)},
+                "backbone_parameters": sum(p.numel() for p in backbone.parameters()),
                 "weights": getattr(pl_module, "weights_source", "random initialisation"),
                 "epoch": trainer.current_epoch,
                 "complete": whole,
-                "counts": pl_module.counts() if hasattr(pl_module, "counts") else {},
+                "counts": pl_module.counts(),
                 "rows": rows,
             }
-            name = "results" if whole else "results.partial"
-            write_json(run_folder(trainer) / f"{name}.json", table)
-            write_text(run_folder(trainer) / f"{name}.csv", to_csv(rows))
+            write_json(folder / f"{name}.json", table)
+            write_text(folder / f"{name}.csv", to_csv(rows))
             if whole:
                 for suffix in ("json", "csv"):
-                    (run_folder(trainer) / f"results.partial.{suffix}").unlink(missing_ok=True)
-        if hasattr(pl_module, "arrays") and (arrays := pl_module.arrays()):
-            write_npz(run_folder(trainer) / ("results.npz" if whole else "results.partial.npz"), arrays)
+                    (folder / f"results.partial.{suffix}").unlink(missing_ok=True)
+        if arrays:
+            write_npz(folder / f"{name}.npz", arrays)
         if headline is not None and not self._registered:
             self._registered = True
             for logger in trainer.loggers:
                 if isinstance(logger, TensorBoardLogger):
-                    register_hparams(logger, _plain(pl_module.hparams), headline_name)
+                    register_hparams(logger, _plain(pl_module.hparams), pl_module.headline)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._write(trainer, pl_module)
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._write(trainer, pl_module)
-
-
-def is_complete(trainer: Trainer, pl_module: LightningModule) -> bool:
-    """Whether what is validated now is all that was asked for: the last epoch, over all of the data."""
-    sampled = getattr(pl_module, "samples_batches", False)
-    limits = [1.0 if sampled else trainer.limit_val_batches, trainer.limit_test_batches]
-    if trainer.state.fn == TrainerFn.FITTING:
-        limits.append(trainer.limit_train_batches)
-        if trainer.max_epochs is not None and 0 <= trainer.current_epoch + 1 < trainer.max_epochs:
-            return False
-    # the number 1 is one batch, 1.0 is all of them
-    return not trainer.fast_dev_run and all(isinstance(limit, float) and limit == 1.0 for limit in limits)
 
 
 def register_hparams(logger: TensorBoardLogger, values: dict[str, Any], metric: str) -> None:

@@ -1,1 +1,1 @@
-"""What every room may use: collectives, atomic writes, half to float32, the C compiler's loader."""
+"""What every room may use: collectives, atomic writes, memory, half to float32, the C compiler's loader."""

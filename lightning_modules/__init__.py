@@ -1,12 +1,14 @@
-"""Training and evaluation: the only place that joins backbones and metrics."""
+"""Training and evaluation: the only place that joins backbones, heads and metrics."""
 
+from heads import DINOHead, HeadSpec
 from lightning_modules.binary_auc import BinaryAUCEvaluation
 from lightning_modules.dino import DINO
-from lightning_modules.dino_head import DINOHead
 from lightning_modules.dino_loss import DINOLoss
+from lightning_modules.ema import EMATeacher
 from lightning_modules.knn import KNN
-from lightning_modules.linear_probe import HeadSpec, LinearProbe
-from lightning_modules.rank import TokenMixingRanks
+from lightning_modules.linear_probe import LinearProbe
+from lightning_modules.mixing_rank import TokenMixingRanks
+from lightning_modules.pretraining import Pretraining
 from lightning_modules.robustness import RobustnessEvaluation
 from lightning_modules.supervised import Supervised
 
@@ -16,8 +18,10 @@ __all__ = [
     "BinaryAUCEvaluation",
     "DINOHead",
     "DINOLoss",
+    "EMATeacher",
     "HeadSpec",
     "LinearProbe",
+    "Pretraining",
     "RobustnessEvaluation",
     "Supervised",
     "TokenMixingRanks",

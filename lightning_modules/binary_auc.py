@@ -3,19 +3,22 @@
 Shapes: B images, K maps an image, R registers, h x w patch grid.
 """
 
+import logging
 import zlib
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
-from backbones import Backbone, BlockView
+from backbones import Backbone, BlockView, MixingBackbone, Stream
 from common.collectives import gather_objects
 from lightning_modules.frozen import FrozenBackboneModule
 from lightning_modules.hparams import record_hyperparameters
 from metrics import BinaryAUC
+
+logger = logging.getLogger(__name__)
 
 MAP_KINDS = ("similarity", "register_similarity", "mixing", "mixing_heads", "register_mixing")
 
@@ -25,22 +28,53 @@ def similarity_map(token: Tensor, patches: Tensor) -> Tensor:
     return torch.einsum("brd,bdhw->brhw", F.normalize(token.float(), dim=-1), F.normalize(patches.float(), dim=1))
 
 
-def block_maps(view: BlockView, kinds: list[str]) -> dict[str, Tensor]:
-    """Maps (B, h, w) of one block by name."""
+class MapName(NamedTuple):
+    """Which map of a backbone it is; as text ``block3/head2/mixing``."""
+
+    block: int
+    kind: str
+    """``similarity`` or ``mixing``."""
+    part: str | None = None
+    """``head`` or ``register``, where the map is of one of several."""
+    index: int | None = None
+
+    def __str__(self) -> str:
+        part = "" if self.part is None else f"{self.part}{self.index}/"
+        return f"block{self.block}/{part}{self.kind}"
+
+
+SHUFFLED = MapName(-1, "shuffled")
+"""Stands beside the maps of a backbone; its scores are those of the last block's first map with pixels permuted."""
+SCORES = ("auc", "auc_normalized", "auc_of_mean_normalized")
+
+
+def as_text(name: MapName) -> str:
+    """A map's name in tables and files."""
+    return "shuffled" if name is SHUFFLED else str(name)
+
+
+def grid_name(grid: tuple[int, int]) -> str:
+    """What the metric of all maps on a grid is called."""
+    return f"{grid[0]}x{grid[1]}"
+
+
+def block_maps(block: int, view: BlockView, kinds: list[str]) -> dict[MapName, Tensor]:
+    """Maps (B, h, w) of one block, those of ``kinds`` that it has."""
     features, mixing, register_mixing = view
-    maps: dict[str, Tensor] = {}
+    maps: dict[MapName, Tensor] = {}
     if "similarity" in kinds:
-        maps["similarity"] = similarity_map(features.cls[:, None], features.patches)[:, 0]
+        maps[MapName(block, "similarity")] = similarity_map(features.cls[:, None], features.patches)[:, 0]
     if "register_similarity" in kinds and features.registers is not None:
         each = similarity_map(features.registers, features.patches)
-        maps |= {f"register{r}/similarity": each[:, r] for r in range(each.shape[1])}
+        maps |= {MapName(block, "similarity", "register", r): each[:, r] for r in range(each.shape[1])}
     if mixing is not None:
         if "mixing" in kinds:
-            maps["mixing"] = mixing.mean((1, 2))
+            maps[MapName(block, "mixing")] = mixing.mean((1, 2))
         if "mixing_heads" in kinds:
-            maps |= {f"head{h}/mixing": mixing[:, :, h].mean(1) for h in range(mixing.shape[2])}
+            maps |= {MapName(block, "mixing", "head", h): mixing[:, :, h].mean(1) for h in range(mixing.shape[2])}
     if "register_mixing" in kinds and register_mixing is not None:
-        maps |= {f"register{r}/mixing": register_mixing[:, r].mean(1) for r in range(register_mixing.shape[1])}
+        count = register_mixing.shape[1]
+        maps |= {MapName(block, "mixing", "register", r): register_mixing[:, r].mean(1) for r in range(count)}
     return maps
 
 
@@ -58,24 +92,28 @@ class BinaryAUCEvaluation(FrozenBackboneModule):
     """Scores several maps of several blocks in one pass over images with masks.
 
     Batches hold ``image``, ``mask`` and ``key``. Beside the maps asked for, ``shuffled`` scores the last block's
-    first map with its pixels permuted: what a map without any relation to the mask gets.
+    first map with its pixels permuted: what a map without any relation to the mask gets. Blocks may have grids of
+    their own; each map is scored on its own.
 
     Args:
         backbone: frozen.
-        maps: kinds of maps:
+        maps: kinds of maps; those that the backbone does not have are left out, with a warning:
             ``similarity`` cosine of the CLS feature with each patch's,
             ``register_similarity`` the same of each register,
             ``mixing`` the CLS row of the token-mixing matrix, mean over heads,
             ``mixing_heads`` the same head by head,
             ``register_mixing`` the row of each register, mean over heads.
-        blocks: block numbers (negative ones count from the end), or ``all``.
+        blocks: block (or stage) numbers (negative ones count from the end), or ``all``.
         ignore_index: id in the masks that takes no part.
         pictures: this many of the first images are kept with their maps and the last block's patch features, for
-            analysis.figures.
-        backbone_weights, weights_key: see FrozenBackboneModule.
+            analysis.
+        backbone_weights, weights_key, stream: see FrozenBackboneModule; the stream is that of the similarities.
+
+    Raises:
+        ValueError: for unknown kinds, or where the backbone has none of them.
     """
 
-    headline_metric = "val/auc_of_mean_normalized"
+    headline = "val/auc_of_mean_normalized"
 
     def __init__(
         self,
@@ -86,85 +124,110 @@ class BinaryAUCEvaluation(FrozenBackboneModule):
         pictures: int = 0,
         backbone_weights: str | None = None,
         weights_key: str = "teacher",
+        stream: Stream = "published",
     ) -> None:
-        super().__init__(backbone, backbone_weights, weights_key)
+        super().__init__(backbone, backbone_weights, weights_key, stream)
         record_hyperparameters(self, "backbone")
         if not maps or any(kind not in MAP_KINDS for kind in maps):
             raise ValueError(f"model.init_args.maps={maps}; allowed: {', '.join(MAP_KINDS)}")
-        wanted = range(backbone.depth) if blocks == "all" else blocks
-        self.maps = list(maps)
-        self.blocks = sorted({backbone._block_index(int(b)) for b in wanted})
+        self._mixes = isinstance(backbone, MixingBackbone) and backbone.mixes_tokens() and backbone.reads_tokens
+        self.maps = [kind for kind in maps if self._mixes or "mixing" not in kind]
+        if left_out := [kind for kind in maps if kind not in self.maps]:
+            text = f"{type(backbone).__name__} has no rows of a token-mixing matrix: maps={', '.join(left_out)}"
+            if not self.maps:
+                raise ValueError(f"model.init_args.backbone={text}; allowed: similarity, register_similarity")
+            logger.warning("%s are left out", text)
+        self.blocks = backbone.block_indices(backbone.depth if blocks == "all" else blocks)
         if not self.blocks:
             raise ValueError("model.init_args.blocks is empty; name at least one block, or all")
         self.ignore_index, self.pictures = ignore_index, pictures
         self._pictures: list[dict[str, Any]] = []
-        self.names: list[str] = []
-        self.metric: BinaryAUC | None = None
+        self.names: list[MapName] = []
+        self._grids: dict[tuple[int, int], list[MapName]] = {}
+        self.metrics: nn.ModuleDict | None = None
         self._kept: list[dict[str, Any]] = []
         self._rows: list[dict[str, Any]] = []
 
-    def named_maps(self, images: Tensor) -> dict[str, Tensor]:
+    def named_maps(self, images: Tensor) -> dict[MapName, Tensor]:
         """All maps (B, h, w) asked for, by name, oldest block first."""
-        views = self.backbone.inspect(images, self.blocks, mixing=any("mixing" in kind for kind in self.maps))
-        named = {
-            f"block{block}/{name}": scores
-            for block, view in zip(self.blocks, views, strict=True)
-            for name, scores in block_maps(view, self.maps).items()
-        }
+        backbone = self.backbone
+        if any("mixing" in kind for kind in self.maps):
+            views = backbone.inspect(images, self.blocks, stream=self.stream)
+        else:
+            views = [BlockView(f) for f in backbone.forward_intermediates(images, self.blocks, self.stream)]
+        named: dict[MapName, Tensor] = {}
+        for block, view in zip(self.blocks, views, strict=True):
+            named |= block_maps(block, view, self.maps)
         if not named:
-            raise ValueError(f"model.init_args.maps={self.maps}: {type(self.backbone).__name__} has none of these maps")
+            raise ValueError(f"model.init_args.maps={self.maps}: {type(backbone).__name__} has none of these maps")
         return named
 
+    @property
+    def _shuffled_from(self) -> MapName:
+        """The map that is shuffled: the last block's first."""
+        return next(name for name in self.names if name.block == self.blocks[-1])
+
     def _start(self, images: Tensor) -> None:
-        """Learns the maps' names from a blank image, so that a rank without images has them too."""
-        blank = images.new_zeros(1, *images.shape[1:])
-        self.names = [*self.named_maps(blank), "shuffled"]
-        self.metric = BinaryAUC(len(self.names), self.ignore_index).to(images.device)
+        """Learns the maps' names and grids from a blank image, so that a rank without images has them too."""
+        named = self.named_maps(images.new_zeros(1, *images.shape[1:]))
+        self.names = list(named)
+        for name, scores in named.items():
+            self._grids.setdefault((scores.shape[-2], scores.shape[-1]), []).append(name)
+        shuffled_grid = next(grid for grid, names in self._grids.items() if self._shuffled_from in names)
+        self._grids[shuffled_grid].append(SHUFFLED)
+        self.metrics = nn.ModuleDict(
+            {grid_name(grid): BinaryAUC(len(names), self.ignore_index) for grid, names in self._grids.items()}
+        ).to(images.device)
 
     def validation_step(self, batch: dict[str, Any], batch_idx: int) -> None:
         images = batch["image"]
-        if self.metric is None:
+        if self.metrics is None:
             self._start(images)
-        assert self.metric is not None
+        assert self.metrics is not None
         if not len(images):
             return
         named = self.named_maps(images)
-        last = next(name for name in self.names if name.startswith(f"block{self.blocks[-1]}/"))
-        scores = torch.stack([*named.values(), shuffled(named[last], batch["key"])], 1)
-        self.metric.update(scores, batch["mask"])
+        named[SHUFFLED] = shuffled(named[self._shuffled_from], batch["key"])
+        for grid, names in self._grids.items():
+            self.metrics[grid_name(grid)].update(torch.stack([named[name] for name in names], 1), batch["mask"])
         if (missing := self.pictures - sum(len(part["keys"]) for part in self._pictures)) > 0:
-            self._pictures.append(self._keep(batch, scores, missing))
+            self._pictures.append(self._keep(batch, named, missing))
 
-    def _keep(self, batch: dict[str, Any], scores: Tensor, count: int) -> dict[str, Any]:
+    def _keep(self, batch: dict[str, Any], named: dict[MapName, Tensor], count: int) -> dict[str, Any]:
         """The first ``count`` images of a batch with what figures show of them."""
         images, data = batch["image"][:count], self.trainer.datamodule
         mean, std = (torch.tensor(v).to(images)[:, None, None] for v in (data.mean, data.std))
-        features = self.backbone.forward_intermediates(images, 1)[0]
+        features = self.backbone.forward_intermediates(images, 1, self.stream)[0]
         return {
             "keys": batch["key"][:count],
             "images": ((images * std + mean).clamp(0, 1) * 255).round().byte().permute(0, 2, 3, 1).cpu().numpy(),
             "masks": batch["mask"][:count].cpu().numpy(),
-            "maps": scores[:count].float().cpu().numpy(),
             "patches": features.patches.float().cpu().numpy(),
-        }
+        } | {f"maps/{as_text(name)}": scores[:count].float().cpu().numpy() for name, scores in named.items()}
 
     def on_validation_epoch_end(self) -> None:
-        assert self.metric is not None
-        values = self.metric.compute()
-        self.metric.reset()
+        assert self.metrics is not None
+        found: dict[MapName, dict[str, float]] = {}
+        for grid, names in self._grids.items():
+            metric = self.metrics[grid_name(grid)]
+            values = metric.compute()
+            metric.reset()
+            for i, name in enumerate(names):
+                found[name] = {kind: values[kind][i].item() for kind in SCORES}
+                found[name] |= {"images": int(values["images"]), "skipped": int(values["skipped"])}
         self._kept = self._first_pictures()
         if self.trainer.sanity_checking:
             return
-        kinds = ("auc", "auc_normalized", "auc_of_mean_normalized")
+        last = self.blocks[-1]
         self._rows = [
-            {"map": name} | {kind: values[kind][i].item() for kind in kinds}
-            | {"images": int(values["images"]), "skipped": int(values["skipped"])}
-            for i, name in enumerate(self.names)
+            {"map": as_text(name), "block": last if name is SHUFFLED else name.block, "part": name.part,
+             "index": name.index, "kind": name.kind, "stream": self.stream} | found[name]
+            for name in (*self.names, SHUFFLED)
         ]  # fmt: skip
         for row in self._rows:
-            self.log_dict({f"maps/{row['map']}/{kind}": row[kind] for kind in kinds})
-        last = next(row for row in self._rows if str(row["map"]).startswith(f"block{self.blocks[-1]}/"))
-        self.log("val/auc_of_mean_normalized", last["auc_of_mean_normalized"], prog_bar=True)
+            self.log_dict({f"maps/{row['map']}/{kind}": row[kind] for kind in SCORES})
+        headline = found[self._shuffled_from]["auc_of_mean_normalized"]
+        self.log("val/auc_of_mean_normalized", headline, prog_bar=True)
 
     def _first_pictures(self) -> list[dict[str, Any]]:
         """The first pictures over all ranks, whose spans follow each other."""
@@ -181,21 +244,20 @@ class BinaryAUCEvaluation(FrozenBackboneModule):
     test_step = validation_step
     on_test_epoch_end = on_validation_epoch_end
 
-    def results(self) -> list[dict[str, object]]:
-        """Per map: the three forms of the score, and the images scored and skipped."""
+    def rows(self) -> list[dict[str, Any]]:
+        """Per map: which it is, the three forms of the score, and the images scored and skipped."""
         return self._rows
 
     def arrays(self) -> dict[str, Any]:
         """Of the pictures kept: ``keys``, ``images`` (P, H, W, 3) uint8, ``masks`` (P, H, W), ``map_names`` (K),
-        ``maps`` (P, K, h, w), ``patches`` (P, D, h, w) of the last block. Nothing where ``pictures`` is 0."""
+        ``maps/NAME`` (P, h, w) of each, ``patches`` (P, D, h, w) of the last block. Nothing where ``pictures`` is 0."""
         if not self._kept:
             return {}
         joined = {k: np.concatenate([np.asarray(part[k]) for part in self._kept]) for k in self._kept[0]}
-        return joined | {"map_names": np.array(self.names), "ignore_index": np.array(self.ignore_index)}
+        names = np.array([as_text(name) for name in (*self.names, SHUFFLED)])
+        return joined | {"map_names": names, "ignore_index": np.array(self.ignore_index)}
 
     def predict_step(self, batch: dict[str, Any], batch_idx: int) -> dict[str, Any]:
+        """Keys, labels, embeddings, and ``maps/NAME`` (B, h, w) of each map."""
         named = self.named_maps(batch["image"])
-        return {
-            "key": batch["key"], "label": batch["label"], "embedding": self(batch["image"]),
-            "map_names": list(named), "maps": torch.stack(list(named.values()), 1),
-        }  # fmt: skip
+        return super().predict_step(batch, batch_idx) | {f"maps/{name}": scores for name, scores in named.items()}

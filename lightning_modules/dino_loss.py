@@ -183,16 +183,16 @@ class DINOLoss(nn.Module):
         self._count += teacher.shape[0]
 
     @torch.no_grad()
-    def update_center(self, held: Tensor | None = None) -> None:
+    def update_center(self, skip_update: Tensor | None = None) -> None:
         """centre <- m · centre + (1 - m) · mean of all teacher logits observed since the last update.
 
         Args:
-            held: a boolean scalar on the device; where it is true the centre stays as it is.
+            skip_update: a boolean scalar on the device; where it is true the centre stays as it is.
         """
         if self._sum is None:
             return
         packed = all_reduce(torch.cat([self._sum.flatten(), self._sum.new_tensor([self._count])]))
         mean = packed[:-1] / packed[-1]
         moved = (self.center * self.center_momentum).add_(mean, alpha=1 - self.center_momentum)
-        self.center.copy_(moved if held is None else torch.where(held, self.center, moved))
+        self.center.copy_(moved if skip_update is None else torch.where(skip_update, self.center, moved))
         self._sum, self._count = None, 0

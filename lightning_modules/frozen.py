@@ -1,16 +1,18 @@
 """What every evaluation of a frozen backbone shares."""
 
 import logging
+from typing import Any
 
 from lightning.pytorch import LightningModule
 from torch import Tensor
 
-from backbones import Backbone, weights
+from backbones import STREAMS, Backbone, Stream, weights
+from common.evaluation import Evaluation
 
 logger = logging.getLogger(__name__)
 
 
-class FrozenBackboneModule(LightningModule):
+class FrozenBackboneModule(Evaluation, LightningModule):
     """Holds a backbone in eval mode without gradients, and fills it once from ``backbone_weights``.
 
     The weights are read when a run starts and not at construction, so a checkpoint, which holds the backbone,
@@ -20,17 +22,22 @@ class FrozenBackboneModule(LightningModule):
         backbone: what is evaluated.
         backbone_weights: a file that :func:`backbones.weights.load` reads; None keeps the initialisation.
         weights_key: which network of a full checkpoint.
+        stream: which stream of the blocks is read; see :meth:`backbones.Backbone.forward_intermediates`.
     """
 
-    headline_metric: str
     weights_source: str
     """Where the backbone's parameters come from."""
 
-    def __init__(self, backbone: Backbone, backbone_weights: str | None, weights_key: str) -> None:
+    def __init__(
+        self, backbone: Backbone, backbone_weights: str | None, weights_key: str, stream: Stream = "published"
+    ) -> None:
         super().__init__()
+        if stream not in STREAMS:
+            raise ValueError(f"model.init_args.stream={stream!r}; allowed: {', '.join(STREAMS)}")
+        self.stream: Stream = stream
         self.backbone = backbone.requires_grad_(False).eval()
         self._weights, self._weights_key = backbone_weights, weights_key
-        self.weights_source = getattr(backbone, "weights_source", "random initialisation")
+        self.weights_source = backbone.weights_source
 
     def train(self, mode: bool = True) -> "FrozenBackboneModule":
         super().train(mode)
@@ -46,4 +53,7 @@ class FrozenBackboneModule(LightningModule):
 
     def forward(self, images: Tensor) -> Tensor:
         """(B, 3, H, W) to embeddings (B, D)."""
-        return self.backbone(images)
+        return self.backbone.embedding(images)
+
+    def predict_step(self, batch: dict[str, Any], batch_idx: int) -> dict[str, Any]:
+        return {"key": batch["key"], "label": batch["label"], "embedding": self(batch["image"])}

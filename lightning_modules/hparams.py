@@ -17,3 +17,15 @@ def record_hyperparameters(module: LightningModule, *modules: str) -> None:
     module.save_hyperparameters(ignore=list(modules), frame=frame.f_back)
     if "_instantiator" in module.hparams:  # Lightning's mark of the command line
         module.save_hyperparameters(frame=frame.f_back)
+
+
+def global_batch_size(module: LightningModule, given: int | None) -> int:
+    """Images per optimiser step over all devices: as given, or the datamodule's ``batch_size``.
+
+    Raises:
+        ValueError: where neither is there.
+    """
+    batch = given or getattr(module.trainer.datamodule, "batch_size", None)
+    if batch is None:
+        raise ValueError("global_batch_size is not set and the data have no batch_size: set model.global_batch_size")
+    return int(batch)

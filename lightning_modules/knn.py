@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from backbones import Backbone
+from backbones import Backbone, Stream
 from common.collectives import gather_rows
 from lightning_modules.frozen import FrozenBackboneModule
 from lightning_modules.hparams import record_hyperparameters
@@ -24,9 +24,11 @@ class KNN(FrozenBackboneModule):
         k: numbers of neighbours, all from one search; the first is the headline.
         temperature: of the vote's weights.
         backbone_weights, weights_key: see FrozenBackboneModule.
+        stream: ``published`` compares the backbone's embeddings, the others what a head would read of the last block in
+            that stream.
     """
 
-    headline_metric = "val/knn_top1"
+    headline = "val/knn_top1"
 
     def __init__(
         self,
@@ -36,8 +38,9 @@ class KNN(FrozenBackboneModule):
         temperature: float = 0.07,
         backbone_weights: str | None = None,
         weights_key: str = "teacher",
+        stream: Stream = "published",
     ) -> None:
-        super().__init__(backbone, backbone_weights, weights_key)
+        super().__init__(backbone, backbone_weights, weights_key, stream)
         record_hyperparameters(self, "backbone")
         if not k or min(k) < 1:
             raise ValueError(f"model.init_args.k={k}: wanted positive numbers of neighbours")
@@ -48,13 +51,22 @@ class KNN(FrozenBackboneModule):
     def _reset(self) -> None:
         self._found: list[list[tuple[Tensor, Tensor]]] = [[], []]
 
+    def forward(self, images: Tensor) -> Tensor:
+        """(B, 3, H, W) to (B, D), what is compared."""
+        if self.stream == "published":
+            return super().forward(images)
+        return self.backbone.forward_intermediates(images, 1, self.stream)[0].cls
+
     def validation_step(self, batch: dict[str, Any], batch_idx: int, dataloader_idx: int = 0) -> None:
         if len(batch["image"]):
             self._found[dataloader_idx].append((self(batch["image"]).float(), batch["label"]))
 
     def _joined(self, loader: int) -> tuple[Tensor, Tensor]:
         if not self._found[loader]:
-            empty = torch.empty(0, self.backbone.embed_dim, device=self.device)
+            width = (
+                self.backbone.num_features if self.stream == "published" else self.backbone.feature_info[-1]["num_chs"]
+            )
+            empty = torch.empty(0, width, device=self.device)
             return empty, torch.empty(0, dtype=torch.int64, device=self.device)
         embeddings, labels = zip(*self._found[loader], strict=True)
         return torch.cat(embeddings), torch.cat(labels)
@@ -81,9 +93,6 @@ class KNN(FrozenBackboneModule):
     test_step = validation_step
     on_test_epoch_end = on_validation_epoch_end
 
-    def results(self) -> list[dict[str, object]]:
+    def rows(self) -> list[dict[str, Any]]:
         """Per k: top-1 and top-5."""
         return self._rows
-
-    def predict_step(self, batch: dict[str, Any], batch_idx: int) -> dict[str, Any]:
-        return {"key": batch["key"], "label": batch["label"], "embedding": self(batch["image"])}

@@ -1,10 +1,9 @@
 """Linear probing: many heads trained at once on one frozen backbone pass.
 
-Shapes: B images a device, D embed_dim, C classes.
+Shapes: B images a device, F features that all heads read together, C classes.
 """
 
-import re
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -13,74 +12,12 @@ from torch import Tensor, nn
 from torchmetrics import SumMetric
 from torchmetrics.classification import MulticlassAccuracy
 
-from backbones import Backbone, Features
+from backbones import Backbone, Stream
+from heads import HeadSpec
+from heads.linear import pool
 from lightning_modules.feature_cache import cache_features
 from lightning_modules.frozen import FrozenBackboneModule
-from lightning_modules.hparams import record_hyperparameters
-
-POOLS = {
-    "cls": lambda f: f.cls,
-    "mean": lambda f: f.patches.mean((2, 3)),
-    "max": lambda f: f.patches.amax((2, 3)),
-}
-REGISTER = re.compile(r"register(\d+)")
-
-
-def pool(features: Features, part: str) -> Tensor:
-    """(B, D) what a pooling's part reads of one block. ValueError for a register that the backbone has not."""
-    found = REGISTER.fullmatch(part)
-    if found is None:
-        return POOLS[part](features)
-    count = 0 if features.registers is None else features.registers.shape[1]
-    if int(found[1]) >= count:
-        raise ValueError(f"heads: pooling={part!r}: this backbone has {count} registers, counted from 0")
-    return features.registers[:, int(found[1])]
-
-
-@dataclass
-class HeadSpec:
-    """One linear head.
-
-    Args:
-        n_last_blocks: how many last blocks it reads, concatenated.
-        pooling: what it reads of each: ``cls``, ``mean`` or ``max`` over the patches, ``register0`` and so on, or
-            several joined by +.
-        lr: learning rate for 256 images a step; scaled by (global batch / 256).
-        weight_decay: L2.
-        batch_norm: standardise the features first, without affine parameters, as MAE's protocol does.
-    """
-
-    n_last_blocks: int = 4
-    pooling: str = "cls"
-    lr: float = 0.001
-    weight_decay: float = 0.0
-    batch_norm: bool = False
-
-    @property
-    def name(self) -> str:
-        norm = "_bn" if self.batch_norm else ""
-        return f"n{self.n_last_blocks}_{self.pooling}{norm}_lr{self.lr:g}_wd{self.weight_decay:g}"
-
-    def build(self, embed_dim: int, num_classes: int) -> nn.Sequential:
-        """The head, with weights from N(0, 0.01) and bias 0."""
-        width = embed_dim * self.n_last_blocks * len(self.parts)
-        linear = nn.Linear(width, num_classes)
-        nn.init.normal_(linear.weight, std=0.01)
-        nn.init.zeros_(linear.bias)
-        return nn.Sequential(nn.BatchNorm1d(width, affine=False) if self.batch_norm else nn.Identity(), linear)
-
-    @property
-    def parts(self) -> list[str]:
-        return self.pooling.split("+")
-
-    @property
-    def reads(self) -> list[tuple[int, str]]:
-        """Block, counted from the end (-1 the last), and part of everything that it reads, in its order."""
-        return [(block, part) for part in self.parts for block in range(-self.n_last_blocks, 0)]
-
-    def pool(self, features: list[Features]) -> Tensor:
-        """Features of at least ``n_last_blocks`` last blocks to (B, width)."""
-        return torch.cat([pool(features[block], part) for block, part in self.reads], 1)
+from lightning_modules.hparams import global_batch_size, record_hyperparameters
 
 
 class LinearProbe(FrozenBackboneModule):
@@ -94,11 +31,11 @@ class LinearProbe(FrozenBackboneModule):
         heads: the heads, all fed by one backbone pass.
         num_classes: C.
         momentum: of SGD.
-        backbone_weights, weights_key: see FrozenBackboneModule.
+        backbone_weights, weights_key, stream: see FrozenBackboneModule.
         global_batch_size: images per step over all devices, for the learning rates; None asks the datamodule.
     """
 
-    headline_metric = "val/top1"
+    headline = "val/top1"
 
     def __init__(
         self,
@@ -109,25 +46,23 @@ class LinearProbe(FrozenBackboneModule):
         backbone_weights: str | None = None,
         weights_key: str = "teacher",
         global_batch_size: int | None = None,
+        stream: Stream = "published",
     ) -> None:
-        super().__init__(backbone, backbone_weights, weights_key)
+        super().__init__(backbone, backbone_weights, weights_key, stream)
         record_hyperparameters(self, "backbone", "heads")
         if not heads:
             raise ValueError("model.init_args.heads is empty; list at least one head")
         for head in heads:
-            if unknown := [part for part in head.parts if part not in POOLS and not REGISTER.fullmatch(part)]:
-                raise ValueError(
-                    f"heads: pooling={head.pooling!r}: {unknown[0]!r} is not one of {', '.join(POOLS)}, register0, …"
-                )
-            if not 1 <= head.n_last_blocks <= backbone.depth:
-                raise ValueError(f"heads: n_last_blocks={head.n_last_blocks}; the backbone has {backbone.depth} blocks")
+            head.check(backbone.depth)
         names = [head.name for head in heads]
         if len(set(names)) < len(names):
             raise ValueError(f"heads: {next(n for n in names if names.count(n) > 1)} is listed twice")
         self.specs, self.num_classes = heads, num_classes
         self.reads = sorted({read for head in heads for read in head.reads})
+        widths = [info["num_chs"] for info in backbone.feature_info]
+        self._widths = [widths[block] for block, _ in self.reads]
         self._columns = [[self.reads.index(read) for read in head.reads] for head in heads]
-        self.heads = nn.ModuleList(head.build(backbone.embed_dim, num_classes) for head in heads)
+        self.heads = nn.ModuleList(head.build(widths, num_classes) for head in heads)
         self.top1 = nn.ModuleList(MulticlassAccuracy(num_classes, average="micro") for _ in heads)
         top5 = min(5, num_classes)
         self.top5 = nn.ModuleList(MulticlassAccuracy(num_classes, top_k=top5, average="micro") for _ in heads)
@@ -141,25 +76,25 @@ class LinearProbe(FrozenBackboneModule):
         cache_features(self)
 
     def encode(self, images: Tensor) -> Tensor:
-        """(B, K, D): what the heads read, ``self.reads`` in that order, from one pass without gradients."""
+        """(B, F): what the heads read, ``self.reads`` beside each other, from one pass without gradients."""
         self.images_encoded += len(images) if self.training else 0
         with torch.no_grad():
-            blocks = self.backbone.forward_intermediates(images, -self.reads[0][0])
-            return torch.stack([pool(blocks[block], part) for block, part in self.reads], 1)
+            blocks = self.backbone.forward_intermediates(images, -self.reads[0][0], self.stream)
+            return torch.cat([pool(blocks[block], part) for block, part in self.reads], 1)
 
     def logits(self, encoded: Tensor) -> list[Tensor]:
-        """(B, K, D) to the (B, C) of each head."""
-        return [head(encoded[:, columns].flatten(1)) for head, columns in zip(self.heads, self._columns, strict=True)]
+        """(B, F) to the (B, C) of each head."""
+        parts = encoded.split(self._widths, 1)
+        return [
+            head(torch.cat([parts[i] for i in columns], 1))
+            for head, columns in zip(self.heads, self._columns, strict=True)
+        ]
 
     def _encoded(self, batch: dict[str, Any]) -> Tensor:
         return batch["features"] if "features" in batch else self.encode(batch["image"])
 
     def configure_optimizers(self) -> Any:
-        batch = self.hparams.global_batch_size or getattr(self.trainer.datamodule, "batch_size", None)
-        if batch is None:
-            raise ValueError(
-                "global_batch_size is not set and the data have no batch_size: set model.global_batch_size"
-            )
+        batch = global_batch_size(self, self.hparams.global_batch_size)
         groups = [
             {
                 "params": list(head.parameters()),
@@ -218,9 +153,9 @@ class LinearProbe(FrozenBackboneModule):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self.history = [[tuple(v) for v in epoch] for epoch in checkpoint["probe_history"]]
 
-    def results(self) -> list[dict[str, object]]:
+    def rows(self) -> list[dict[str, Any]]:
         """Per head: best and last top-1 and top-5 over the epochs validated so far."""
-        rows: list[dict[str, object]] = []
+        rows: list[dict[str, Any]] = []
         for i, spec in enumerate(self.specs):
             top1 = [epoch[i][0] for epoch in self.history]
             if not top1:
@@ -263,6 +198,3 @@ class LinearProbe(FrozenBackboneModule):
         best = max(range(len(names)), key=lambda i: self.history[-1][i][0]) if len(names) > 1 else 0
         index = best if name is None else names.index(name)
         return self.specs[index], self.heads[index]
-
-    def predict_step(self, batch: dict[str, Any], batch_idx: int) -> dict[str, Any]:
-        return {"key": batch["key"], "label": batch["label"], "embedding": self(batch["image"])}

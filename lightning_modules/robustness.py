@@ -10,11 +10,12 @@ import torch
 from torch import Tensor, nn
 from torchmetrics import SumMetric
 
-from backbones import Backbone, weights
+from backbones import Backbone, Stream, weights
 from backbones.checkpoints import read
+from heads import HeadSpec
 from lightning_modules.frozen import FrozenBackboneModule
 from lightning_modules.hparams import record_hyperparameters
-from lightning_modules.linear_probe import HeadSpec, LinearProbe
+from lightning_modules.linear_probe import LinearProbe
 
 
 def accepted(logits: Tensor, answers: Tensor, classes: list[int] | None) -> Tensor:
@@ -46,9 +47,10 @@ class RobustnessEvaluation(FrozenBackboneModule):
         head_name: which head of a LinearProbe checkpoint; None takes the one with the best last top-1.
         num_classes: C of a published classifier.
         backbone_weights, weights_key: see FrozenBackboneModule.
+        stream: what a published classifier reads; a LinearProbe checkpoint says it itself.
     """
 
-    headline_metric = "val/mean_top1"
+    headline = "val/mean_top1"
 
     def __init__(
         self,
@@ -59,8 +61,9 @@ class RobustnessEvaluation(FrozenBackboneModule):
         num_classes: int = 1000,
         backbone_weights: str | None = None,
         weights_key: str = "teacher",
+        stream: Stream = "published",
     ) -> None:
-        super().__init__(backbone, backbone_weights, weights_key)
+        super().__init__(backbone, backbone_weights, weights_key, stream)
         record_hyperparameters(self, "backbone", "head")
         self._probe, self._head_name = probe, head_name
         self.spec, self.num_classes = head, num_classes
@@ -75,6 +78,7 @@ class RobustnessEvaluation(FrozenBackboneModule):
         if "pytorch-lightning_version" in read(self._probe):
             probe = LinearProbe.load_from_checkpoint(self._probe, map_location="cpu", weights_only=True)
             self.spec, self.head = probe.trained_head(self._head_name)
+            self.stream = probe.stream
             self._weights = self._weights or self._probe
         else:
             if self.spec is None or self._weights is None:
@@ -83,7 +87,7 @@ class RobustnessEvaluation(FrozenBackboneModule):
                     "{n_last_blocks: 4, pooling: cls}, and give model.init_args.backbone_weights"
                 )
             weight, bias = weights.linear(self._probe)
-            self.head = self.spec.build(self.backbone.embed_dim, self.num_classes)
+            self.head = self.spec.build([info["num_chs"] for info in self.backbone.feature_info], self.num_classes)
             if self.head[1].weight.shape != weight.shape:
                 raise ValueError(
                     f"{self._probe} has a weight of {tuple(weight.shape)}; the head {self.spec.name} of this backbone "
@@ -108,7 +112,9 @@ class RobustnessEvaluation(FrozenBackboneModule):
             return
         images, answers = batch["image"][taking_part], batch["answers"][taking_part]
         assert self.spec is not None and self.head is not None
-        logits = self.head(self.spec.pool(self.backbone.forward_intermediates(images, self.spec.n_last_blocks)))
+        logits = self.head(
+            self.spec.pool(self.backbone.forward_intermediates(images, self.spec.n_last_blocks, self.stream))
+        )
         name, classes = list(self._sets().items())[dataloader_idx]
         if int(answers.max()) >= logits.shape[1] or max(classes or [0]) >= logits.shape[1]:
             raise ValueError(f"sets.{name}: classes up to {int(answers.max())}, the probe has {logits.shape[1]}")
@@ -130,7 +136,7 @@ class RobustnessEvaluation(FrozenBackboneModule):
     test_step = validation_step
     on_test_epoch_end = on_validation_epoch_end
 
-    def results(self) -> list[dict[str, object]]:
+    def rows(self) -> list[dict[str, Any]]:
         """Per set: top-1, the images counted, and the number of classes an answer was sought among."""
         head = "" if self.spec is None else self.spec.name
         return [row | {"head": head, "probe": str(Path(self._probe).name)} for row in self._rows]

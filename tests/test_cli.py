@@ -18,6 +18,7 @@ import torch
 import yaml
 from PIL import Image
 
+import cli
 from backbones import VisionMamba, weights
 from common import native
 from lightning_modules import DINO, KNN, BinaryAUCEvaluation, LinearProbe
@@ -89,7 +90,7 @@ def test_dino_on_every_family(backbone, shards, tmp_path):
 def test_python_use_without_the_command_line():
     """The classes work without YAML, and say no to what they do not know."""
     backbone = VisionMamba(img_size=16, patch_size=4, embed_dim=16, depth=2, d_state=4, headdim=8)
-    assert KNN(backbone).headline_metric == "val/knn_top1"
+    assert KNN(backbone).headline == "val/knn_top1"
     with pytest.raises(ValueError, match="maps="):
         BinaryAUCEvaluation(backbone, maps=["saliency"])
     with pytest.raises(ValueError, match="block=7"):
@@ -184,3 +185,59 @@ def test_tensorboard(pretrained):
     finally:
         server.terminate()
         server.wait(20)
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "said"),
+    [
+        (
+            ["--help"],
+            0,
+            ["task/NAME.yaml", "linear_probe", "vim_small", "imagenet_s", "slurm", "dinomamba fit -c base.yaml"],
+        ),
+        (["--version"], 0, ["dinomamba ", importlib.metadata.version("dinomamba")]),
+        ([], 2, ["usage: dinomamba COMMAND"]),
+        (["fti"], 2, ["error: 'fti' is no command; did you mean 'fit'?"]),
+        (["train"], 2, ["error: 'train' is no command; allowed: fit, validate, test, predict"]),
+    ],
+)
+def test_what_needs_no_torch_imports_none(args, code, said):
+    """So it answers at once."""
+    script = f"import sys, cli\ntry:\n    cli.main({args!r})\nfinally:\n    assert 'torch' not in sys.modules, 'torch'"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == code, done.stderr
+    for words in said:
+        assert words in done.stdout + done.stderr
+
+
+def test_configs_are_found_from_any_folder(tmp_path, monkeypatch, capsys):
+    """The working folder's first, then the program's; a file that is nowhere is named."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "task").mkdir()
+    (tmp_path / "task/mine.yaml").write_text("model: {init_args: {lr: 0.125}}")
+    names = ["base.yaml", "task/dino.yaml", "configs/data/imagenet.yaml", "backbone/vim_tiny.yaml", "task/mine.yaml"]
+    with pytest.raises(SystemExit):
+        cli.main(["fit", *(a for n in names for a in ("-c", n)), "--print_config"])
+    config = yaml.safe_load(capsys.readouterr().out)
+    assert (
+        config["model"]["init_args"]["lr"] == 0.125
+        and config["model"]["init_args"]["backbone"]["init_args"]["embed_dim"] == 256
+    )
+    (tmp_path / "task/dino.yaml").write_text("model: {init_args: {lr: 0.5}}")
+    with pytest.raises(SystemExit):
+        cli.main(["fit", "-c", "base.yaml", "-c", "task/dino.yaml", "--print_config"])
+    assert "required" in capsys.readouterr().err  # ours, which names no class
+    with pytest.raises(SystemExit):
+        cli.main(["fit", "-c", "task/dion.yaml"])
+    assert "task/dion.yaml" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_threads_do_not_spin():
+    """Set before torch, and only where nobody said otherwise."""
+    script = "import os, sys, cli\ncli.share_the_processors()\nassert 'torch' not in sys.modules\nprint(os.environ['OMP_WAIT_POLICY'])"
+    for said, wanted in (({}, "passive"), ({"OMP_WAIT_POLICY": "active"}, "active")):
+        env = {k: v for k, v in os.environ.items() if k != "OMP_WAIT_POLICY"} | said
+        done = subprocess.run(
+            [sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, env=env, check=True
+        )
+        assert done.stdout.strip() == wanted

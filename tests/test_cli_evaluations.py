@@ -107,7 +107,9 @@ def test_predict(shards, tmp_path):
     assert sum(len(p["key"]) for p in parts) == 20 == len({k for p in parts for k in p["key"]})
     for part in parts:
         n = len(part["key"])
-        assert part["embedding"].shape == (n, 16) and part["maps"].shape == (n, len(part["map_names"]), 4, 4)
+        maps = [name for name in part if name.startswith("maps/")]
+        assert part["embedding"].shape == (n, 16) and len(maps) == 2 * (2 + 4)
+        assert all(part[name].shape == (n, 4, 4) for name in maps)
 
 
 def test_skipped_samples_are_counted(shards, tmp_path):
@@ -170,10 +172,11 @@ def test_pictures_are_kept_with_their_maps(shards, tmp_path):
     assert kept["patches"].shape == (11, 16, 4, 4) and len(set(kept["keys"].tolist())) == 11
     predicted = run("predict", "binary_auc", shards, tmp_path, "mambar") / "predictions"
     parts = [np.load(f) for f in sorted(predicted.glob("*.npz"))]
-    names = parts[0]["map_names"].tolist()
-    assert kept["map_names"].tolist() == [*names, "shuffled"]
-    maps = np.concatenate([p["maps"] for p in parts])[:11]
-    np.testing.assert_allclose(kept["maps"][:, :-1], maps, atol=1e-5)
+    names = [name.removeprefix("maps/") for name in parts[0] if name.startswith("maps/")]
+    assert kept["map_names"].tolist() == [*names, "shuffled"] and kept["maps/shuffled"].shape == (11, 4, 4)
+    for name in names:
+        maps = np.concatenate([p[f"maps/{name}"] for p in parts])[:11]
+        np.testing.assert_allclose(kept[f"maps/{name}"], maps, atol=1e-5)
     with np.load(run("validate", "ranks", shards, tmp_path, "mambar") / "results.npz") as ranks:
         assert not any(name in ranks for name in ("images", "masks"))
 

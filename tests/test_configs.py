@@ -1,6 +1,5 @@
 """Every YAML parses in the company it is made for, and wrong input says what to change."""
 
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +8,7 @@ import pytest
 import yaml
 
 import cli
-from analysis import paper
+from experiments import plan, spec
 
 ROOT = Path(__file__).parents[1]
 CONFIGS = ROOT / "configs"
@@ -103,106 +102,10 @@ def test_every_file_is_covered():
     used = {f"task/{t}" for tasks in TASKS for t in tasks} | {f"data/{d}" for d in TASKS.values()}
     used |= {f"backbone/{b}" for b in BACKBONES} | {"base"}
     there = {str(p.relative_to(CONFIGS).with_suffix("")) for p in CONFIGS.rglob("*.yaml")}
-    used |= {f for _, files in PAPER_RUNS.values() for f in files}
+    planned = [run for data in spec.datasets() for run in plan.plan(["paper"], plan.Settings(data=data))]
+    used |= {name.removesuffix(".yaml") for run in planned for name in run.configs}
     unused = {f for f in there if not f.startswith("cluster/")} - used
     assert unused <= {"paper/imagenet/mambar_large_mamba1-weights"}  # for people's own figures
-
-
-def paper_runs():
-    """Every run that a target of the paper needs: name -> (flags of its command, files it reads), as make has it."""
-    names = {}
-    for data in paper.DATA:
-        for target in paper.spec()["targets"]:
-            for one in paper.targets(target, data):
-                for task in one.tasks():
-                    for model in one.models:
-                        names[f"{model}-{task}"] = data
-                        if data == "demo":
-                            names[f"{model}-pretrain"] = data
-    names |= dict.fromkeys(["vim_demo-probe", "vim_demo-knn"], "demo")
-    found = {}
-    for data in paper.DATA:
-        goals = [f"runs/x/{name}/.done" for name, where in names.items() if where == data]
-        command = [
-            "make",
-            "-n",
-            "-B",
-            "-o",
-            ".venv/.ready",
-            "-o",
-            "data/demo/_info.json",
-            *goals,
-            f"DATA={data}",
-            "RUNS=runs/x",
-        ]
-        text = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.replace("\\\n", "")
-        for line in text.splitlines():
-            if "bin/dinomamba" in line and "runs/x" in line:
-                flags = line.split("bin/dinomamba", 1)[1].split(">")[0].split()
-                files = [flags[i + 1] for i, flag in enumerate(flags) if flag == "-c"]
-                name = flags[flags.index("--trainer.logger.init_args.name") + 1]
-                found[name] = flags, [f.removeprefix("configs/").removesuffix(".yaml") for f in files]
-    assert set(found) == set(names)
-    return found
-
-
-PAPER_RUNS = paper_runs()
-
-
-def test_every_run_of_the_paper():
-    """Make's command names the model's backbone and weights, and reads what is written for data, model and task."""
-    for name, (flags, files) in PAPER_RUNS.items():
-        model, task = name.split("-")
-        data = "demo" if "demo" in model else "imagenet"
-        overlay = f"backbone/{model.removesuffix('_supervised')}"
-        assert overlay in files
-        for own in (f"paper/{data}/{name}", f"paper/{data}/{model}-weights", f"paper/{data}/{task}"):
-            assert own in files or not (CONFIGS / f"{own}.yaml").is_file() or task == "pretrain", (name, own)
-        given = [flags[i + 1] for i, flag in enumerate(flags) if flag == "--model.init_args.backbone_weights"]
-        own = f"runs/x/{model}-pretrain/checkpoints/last.ckpt"
-        assert given == ([own] if data == "demo" and task != "pretrain" else []), name
-        sources = [
-            f"paper/{data}/{model}-weights" in files,
-            "pretrained: true" in (CONFIGS / f"{overlay}.yaml").read_text(),
-        ]
-        assert data == "demo" or sum(sources) == 1 or model == "linear_vit_base", name  # none are published of it
-        if task == "table4":
-            probe = flags[flags.index("--model.init_args.probe") + 1]
-            assert probe == f"runs/x/{model}-table1/checkpoints/last.ckpt"
-
-
-def test_a_robustness_run_comes_after_its_probe(tmp_path):
-    for data, first in (("imagenet", []), ("demo", ["pretrain"])):
-        model = "vim_demo" if data == "demo" else "vim_tiny"
-        goal = f"{tmp_path}/{model}-table4/.done"
-        command = [
-            "make",
-            "-n",
-            "-o",
-            ".venv/.ready",
-            "-o",
-            "data/demo/_info.json",
-            goal,
-            f"DATA={data}",
-            f"RUNS={tmp_path}",
-        ]
-        text = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-        found = [word.rsplit("-", 1)[1] for word in re.findall(r'echo "\S*/(\S+)/log.txt"', text)]
-        assert found == [*first, "table1", "table4"]
-
-
-ONE_EACH = {(name.split("-")[1], "demo" in name, "supervised" in name): name for name in PAPER_RUNS}.values()
-
-
-@pytest.mark.parametrize("name", ONE_EACH)
-def test_runs_of_the_paper_parse(name, capsys, monkeypatch):
-    monkeypatch.chdir(ROOT)
-    flags, files = PAPER_RUNS[name]
-    config = print_config(flags[1:], capsys)
-    for file in files:
-        said = yaml.safe_load((CONFIGS / f"{file}.yaml").read_text()).get("model", {}).get("init_args", {})
-        if file.startswith("paper/"):
-            assert holds(config["model"]["init_args"], said), file
 
 
 def fails(args, tmp_path, capsys, yaml_text=None):

@@ -1,16 +1,19 @@
 """Run folders as evaluations leave them, made by hand."""
 
 import json
+import re
 
 import numpy as np
 
 
-def write_run(runs, model, task, rows, complete=True, epoch=0, counts=None, arrays=None, weights="w.pth (flat)"):
+def write_run(
+    runs, model, task, rows, complete=True, epoch=0, counts=None, arrays=None, weights="w.pth (flat)", module="M"
+):
     """RUNS/MODEL-TASK with results.json (or results.partial.json), run.json and, with ``arrays``, results.npz."""
     folder = runs / f"{model}-{task}"
     folder.mkdir(parents=True, exist_ok=True)
     table = {
-        "module": "M", "backbone": "B", "headline": {}, "weights": weights, "backbone_parameters": 129_600, "epoch": epoch, "complete": complete,
+        "module": module, "backbone": "B", "headline": {}, "weights": weights, "backbone_parameters": 129_600, "epoch": epoch, "complete": complete,
         "counts": counts or {}, "rows": rows,
     }  # fmt: skip
     for name in ("results.json", "results.partial.json"):
@@ -32,38 +35,43 @@ def head(n=1, pooling="cls", best=0.7, last=0.6, lr=0.001, wd=0.0):
     }  # fmt: skip
 
 
-def map_row(name, auc=0.6):
-    """A row of BinaryAUCEvaluation."""
-    return {
-        "map": name, "auc": auc, "auc_normalized": auc + 0.1, "auc_of_mean_normalized": max(auc, 1 - auc),
+def map_row(name, auc=0.6, fields=True):
+    """A row of BinaryAUCEvaluation; without its fields as it was written before there were any."""
+    *where, kind = name.split("/")
+    block = int(where[0].removeprefix("block")) if where else 1
+    part, index = re.fullmatch(r"(head|register)(\d+)", where[1]).groups() if len(where) > 1 else (None, None)
+    row = {"map": name, "block": block, "part": part, "index": None if index is None else int(index), "kind": kind}
+    return ({**row, "stream": "published"} if fields else {"map": name}) | {
+        "auc": auc, "auc_normalized": auc + 0.1, "auc_of_mean_normalized": max(auc, 1 - auc),
         "images": 12_000, "skipped": 419,
     }  # fmt: skip
 
 
 def auc_run(runs, model, seed=0, blocks=2, heads=2, registers=0, count=3, **kwargs):
-    """A Binary-AUC run with pictures: maps that follow the masks more closely in later blocks."""
+    """A Binary-AUC run with pictures: maps that follow the masks more closely in later blocks, the first on a finer
+    grid, as in a pyramid."""
     rng = np.random.default_rng(seed)
     masks = np.zeros((count, 16, 16), np.int32)
     for i in range(count):
         masks[i, 4 : 8 + i, 4:12] = 5
-    coarse = masks[:, 2::4, 2::4] != 0
-    names, values, rows = [], [], []
+    arrays, rows = {}, []
     for block in range(blocks):
+        step = 4 if block else 2
+        inside = masks[:, step // 2 :: step, step // 2 :: step] != 0
         parts = ["similarity", "mixing", *(f"head{h}/mixing" for h in range(heads))]
         parts += [f"register{r}/{kind}" for kind in ("similarity", "mixing") for r in range(registers)]
         for number, part in enumerate(parts):
-            sign = -1 if part == "mixing" else 1
-            values.append(sign * (coarse * (block + 1.0) + rng.normal(0, 1 + 0.1 * number, coarse.shape)))
-            names.append(f"block{block}/{part}")
-            rows.append(map_row(names[-1], 0.5 + sign * (0.1 + 0.1 * block + 0.01 * number)))
-    names.append("shuffled")
-    values.append(rng.normal(size=coarse.shape))
+            name, sign = f"block{block}/{part}", -1 if part == "mixing" else 1
+            values = sign * (inside * (block + 1.0) + rng.normal(0, 1 + 0.1 * number, inside.shape))
+            arrays[f"maps/{name}"] = values.astype(np.float32)
+            rows.append(map_row(name, 0.5 + sign * (0.1 + 0.1 * block + 0.01 * number)))
+    arrays["maps/shuffled"] = rng.normal(size=inside.shape)
     rows.append(map_row("shuffled", 0.5))
-    features = rng.normal(size=(count, 6, 4, 4)) + 4 * coarse[:, None]
-    arrays = {
+    features = rng.normal(size=(count, 6, 4, 4)) + 4 * inside[:, None]
+    arrays |= {
         "keys": np.array([f"k{i}" for i in range(count)]),
         "images": rng.integers(0, 255, (count, 16, 16, 3), dtype=np.uint8),
-        "masks": masks, "maps": np.stack(values, 1).astype(np.float32), "map_names": np.array(names),
+        "masks": masks, "map_names": np.array([row["map"] for row in rows]),
         "patches": features.astype(np.float32), "ignore_index": np.array(1000),
     }  # fmt: skip
     return write_run(runs, model, "auc", rows, arrays=arrays, **kwargs)

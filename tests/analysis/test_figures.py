@@ -1,23 +1,29 @@
 """Figures: the numbers on the page are the runs', the pictures are whole."""
 
 import csv
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from analysis import maps, paper
-from tests.analysis.runs import auc_run, head, write_run
+from analysis import maps, renderers
+from experiments import spec
+from tests.analysis.runs import auc_run, head, map_row, write_run
 
 DRAWN = [
-    n for n, t in paper.spec()["targets"].items() if t["kind"] in ("bars", "heads", "registers", "layers", "maps", "components")
+    target for target in spec.targets(["paper"], "demo") if target.kind in ("bars", "heads", "registers", "layers", "maps", "components")
 ]  # fmt: skip
+
+
+def draw(runs, name):
+    return [renderers.draw(target, runs) for target in spec.targets([name], "demo")]
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     out = tmp_path_factory.mktemp("runs")
-    names = {m for n in DRAWN for m in paper.spec()["targets"][n]["models"]["demo"]}
+    names = {model for target in DRAWN for model in target.models}
     for seed, name in enumerate(sorted(names)):
         auc_run(out, name, seed, registers=3 if name == "mambar_demo" else 0)
     poolings = ("cls", "register0", "register1", "register2")
@@ -25,9 +31,11 @@ def runs(tmp_path_factory):
     return out
 
 
-@pytest.mark.parametrize("target", DRAWN)
+@pytest.mark.parametrize("target", [target.name for target in DRAWN])
 def test_every_figure(target, runs):
-    paper.main(["draw", target, "--data", "demo", "--runs", str(runs)])
+    (paths,) = draw(runs, target)
+    assert {path.suffix for path in paths} == {".png", ".pdf", ".md", ".csv", ".html"}
+    assert all(path.stem == target and path.is_file() for path in paths)
     with Image.open(runs / f"{target}.png") as picture:
         pixels = np.asarray(picture.convert("L"))
         assert min(pixels.shape) > 200 and pixels.std() > 10
@@ -47,7 +55,7 @@ def numbers(runs, target):
 
 
 def test_what_each_part_of_figure_4_shows(runs):
-    paper.main(["draw", "figure4", "--data", "demo", "--runs", str(runs)])
+    draw(runs, "figure4")
     assert {r["map"] for r in numbers(runs, "figure4a")} == {"block1/similarity", "block1/mixing"}
     heads = [f"block{b}/head{h}/mixing" for b in (0, 1) for h in (0, 1)]
     assert [r["map"] for r in numbers(runs, "figure4b") if r["model"] == "ViT"] == heads
@@ -62,30 +70,42 @@ def test_what_each_part_of_figure_4_shows(runs):
 
 def test_missing_and_partial_runs_are_named(tmp_path):
     auc_run(tmp_path / "d", "mambar_demo", registers=3)  # without its probes
-    paper.main(["draw", "figure4d", "--data", "demo", "--runs", str(tmp_path / "d")])
+    draw(tmp_path / "d", "figure4d")
     assert "Not run: MODEL-registers, the linear probes." in (tmp_path / "d/figure4d.html").read_text()
     assert "probe" not in numbers(tmp_path / "d", "figure4d")[0]
     auc_run(tmp_path, "vim_demo", complete=True)
-    paper.main(["draw", "figure4f", "--data", "demo", "--runs", str(tmp_path)])
+    draw(tmp_path, "figure4f")
     assert "Not run: vit_demo, linear_vit_demo" in (tmp_path / "figure4f.html").read_text()
     with pytest.raises(ValueError, match=r"figure10: none of its runs is under .*: mambar_demo-auc"):
-        paper.main(["draw", "figure10", "--data", "demo", "--runs", str(tmp_path)])
+        draw(tmp_path, "figure10")
     auc_run(tmp_path, "mambar_demo")
-    with pytest.raises(ValueError, match=r"figure10: none of mambar_demo-auc has a map register"):
-        paper.main(["draw", "figure10", "--data", "demo", "--runs", str(tmp_path)])
+    with pytest.raises(ValueError, match=r"figure10: none of mambar_demo-auc has a map register similarity"):
+        draw(tmp_path, "figure10")
     (tmp_path / "vim_demo-auc/results.npz").unlink()
     with pytest.raises(ValueError, match=r"results.npz is missing: run it again with --model.init_args.pictures 8"):
-        paper.main(["draw", "figure11", "--data", "demo", "--runs", str(tmp_path)])
+        draw(tmp_path, "figure11")
 
 
 def test_maps_below_chance_are_shown_negated(runs):
-    target = paper.targets("figure1", "demo", ["vim_demo"])[0]
-    target.spec = target.spec | {"maps": ["similarity", "mixing"]}
-    shown = maps.chosen(target, target.found(runs))
-    data = maps.pictures(shown[0].run)
-    kept = dict(zip(data["map_names"].tolist(), data["maps"].swapaxes(0, 1), strict=True))
-    assert np.array_equal(shown[0].values, kept["block1/similarity"]) and shown[0].row["auc"] > 0.5
-    assert np.array_equal(shown[1].values, -kept["block1/mixing"]) and shown[1].row["auc"] < 0.5
+    (target,) = spec.targets(["figure1"], "demo", ["vim_demo"])
+    target = replace(target, options={"maps": [{"kind": "similarity"}, {"kind": "mixing"}]})
+    similarity, mixing = maps.chosen(target, target.found(runs))
+    kept = similarity.run.arrays
+    assert np.array_equal(similarity.values, kept["maps/block1/similarity"]) and similarity.row["auc"] > 0.5
+    assert np.array_equal(mixing.values, -kept["maps/block1/mixing"]) and mixing.row["auc"] < 0.5
+
+
+def test_rows_without_fields_are_read(tmp_path):
+    names = ("block0/similarity", "block1/similarity", "block1/head3/mixing", "block1/register2/similarity", "shuffled")
+    new = [map_row(name) for name in names]
+    write_run(tmp_path, "new", "auc", new)
+    write_run(tmp_path, "old", "auc", [map_row(name, fields=False) for name in names])
+    (target,) = spec.targets(["figure4f"], "demo", ["new", "old"])
+    after, before = target.found(tmp_path)
+    assert after.rows == new
+    assert before.rows == [row | {"block": None} if row["map"] == "shuffled" else row for row in new]
+    assert [row["block"] for row in before.maps("similarity")] == [0, 1]
+    assert [row["index"] for row in before.maps("mixing", "head")] == [3]
 
 
 def test_components_find_a_planted_object_and_do_not_mind_the_sign():

@@ -58,11 +58,11 @@ def test_a_broken_bound_is_told(tmp_path):
     table = json.loads((run / "results.json").read_text())
     table["rows"][1]["bound_holds"] = False
     (run / "results.json").write_text(json.dumps(table))
-    assert rank.to_markdown(rank.rows_of(run)).count("| NO |") == 1
+    assert rank.main([run], run)[0].read_text().count("| NO |") == 1
 
 
 def test_other_folders_are_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"results.json is missing: run dinomamba validate with configs/task/ranks"):
+    with pytest.raises(ValueError, match=r"results.json is missing: run dinomamba validate with -c task/ranks"):
         rank.read(tmp_path)
     with pytest.raises(ValueError, match="is a table of KNN, wanted one of TokenMixingRanks"):
         rank.read(write_run(tmp_path / "knn", module="KNN"))

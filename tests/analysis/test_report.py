@@ -11,6 +11,7 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from analysis import report
+from tests.analysis.runs import map_row
 
 
 @pytest.fixture
@@ -21,16 +22,10 @@ def run(tmp_path):
             "probe": [{"head": "a", "top1_last": top1 - 0.1}, {"head": "b", "top1_last": top1}],
             "knn": [{"k": 20, "top1": top1 + 0.05}],
             "auc": [
-                {
-                    "map": n,
-                    "auc": a,
-                    "auc_normalized": 0.7,
-                    "auc_of_mean_normalized": max(a, 1 - a),
-                    "images": 9,
-                }
-                for n, a in (("block2/similarity", 0.99), ("block3/mixing", 0.9), ("block3/similarity", auc))
+                map_row(name, a) | {"auc_normalized": 0.7, "images": 9}
+                for name, a in (("block2/similarity", 0.99), ("block3/mixing", 0.9), ("block3/similarity", auc))
             ]
-            + [{"map": "shuffled", "auc": 0.501, "auc_normalized": 0.58, "auc_of_mean_normalized": 0.501, "images": 9}],
+            + [map_row("shuffled", 0.501) | {"auc_normalized": 0.58, "images": 9}],
         }
         for stage, content in rows.items():
             folder = tmp_path / f"{model}-{stage}"

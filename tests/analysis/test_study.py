@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 
 from analysis import study
+from experiments import spec
 from tests.analysis.runs import head, map_row, write_run
 
+(TARGET,) = spec.targets(["study"])
 SCORES = {"vit_demo": 0.8, "vim_demo": 0.7, "linear_vit_demo": 0.6}
 
 
@@ -36,7 +38,7 @@ def test_means_spread_and_order(tmp_path):
     for seed, shift in ((0, 0.0), (1, 0.02), (2, 0.07)):
         seed_folder(tmp_path, seed, {m: s + shift for m, s in SCORES.items()})
     seed_folder(tmp_path, 2, SCORES | {"linear_vit_demo": 0.95})
-    paths = study.main(tmp_path)
+    paths = study.draw(TARGET, tmp_path)
     found = json.loads((tmp_path / "study.json").read_text())
     values = found["values"]["vim_demo"]
     assert values["linear_top1"] == pytest.approx([70, 72, 70]) and values["knn_top1"] == pytest.approx([70, 72, 70])
@@ -57,8 +59,8 @@ def test_means_spread_and_order(tmp_path):
 
 def test_what_is_missing_is_named(tmp_path):
     with pytest.raises(ValueError, match="holds no seed folders"):
-        study.main(tmp_path)
+        study.draw(TARGET, tmp_path)
     seed_folder(tmp_path, 0, SCORES)
     (tmp_path / "seed0/vim_demo-knn/results.json").unlink()
-    with pytest.raises(ValueError, match=r"seed0/vim_demo-knn has no complete results: run make study"):
-        study.main(tmp_path)
+    with pytest.raises(ValueError, match=r"seed0/vim_demo-knn/results.json is missing: run make study"):
+        study.draw(TARGET, tmp_path)

@@ -1,87 +1,48 @@
-"""Tables beside the paper's numbers."""
+"""The table writer, pages and the kinds of targets."""
 
 import csv
-import json
+import io
 
 import pytest
 
-from analysis import paper
-from tests.analysis.runs import head, write_run
+from analysis import renderers, tables
+from analysis.pages import write_index
+from experiments import spec
+
+ROWS = [{"a": 1234, "b": 0.5, "c": None, "more": 1}, {"a": None, "b": True, "d": "x < y"}]
+TABLE = tables.Table({"a": "first", "b": "second", "c": "third", "d": "fourth"}, ROWS)
 
 
-def table(runs, target="table1", data="imagenet", models=()):
-    paper.main(["draw", target, "--runs", str(runs), "--data", data, "--models", *models])
-    return json.loads((runs / f"{target}.json").read_text())["rows"]
+def test_one_table_three_ways(tmp_path):
+    assert TABLE.cells() == [["1,234", "0.500", "–", "–"], ["–", "yes", "–", "x < y"]]
+    filled = TABLE.filled()
+    assert [*filled.columns] == ["a", "b", "d"]
+    assert filled.to_markdown().splitlines() == [
+        "| first | second | fourth |", "| --- | --- | --- |", "| 1,234 | 0.500 | – |", "| – | yes | x < y |",
+    ]  # fmt: skip
+    assert list(csv.DictReader(io.StringIO(filled.to_csv()))) == [
+        {"a": "1234", "b": "0.5", "d": ""}, {"a": "", "b": "True", "d": "x < y"},
+    ]  # fmt: skip
+    assert "<td>x &lt; y</td>" in filled.to_html() and "<th>fourth</th>" in filled.to_html()
+    paths = tables.write_page(tmp_path / "t", "A title", "a & b", TABLE, above="<i>up</i>", below="<i>down</i>")
+    assert [path.name for path in paths] == ["t.md", "t.csv", "t.html"] and len(list(tmp_path.iterdir())) == 3
+    text = paths[2].read_text()
+    places = [text.index(part) for part in ("<h1>A title", "<i>up", "<p>a &amp; b", "<table>", "<i>down")]
+    assert places == sorted(places)
+    assert paths[0].read_text().startswith("# A title\n\na & b\n\n| first |")
 
 
-def test_ours_beside_the_papers(tmp_path):
-    counts = {"backbone_passes_per_training_image": 1.0}
-    write_run(tmp_path, "vim_small", "table1", [head(3, best=0.75), head(4, best=0.781, last=0.78)], counts=counts)
-    rows = table(tmp_path)
-    assert len(rows) == 9
-    by = {(r["name"], r["what"].split(" of the ")[-1].split(",")[0]): r for r in rows}
-    ours = by["vim_small", "last 4 blocks"]
-    assert ours["ours"] == pytest.approx(78.1) and ours["published"] == 77.4
-    assert ours["difference"] == pytest.approx(0.7) and ours["last"] == pytest.approx(78.0)
-    assert ours["images"] == 50_000 and ours["weights"] == "w.pth (flat)" and ours["date"] == "2026-11-28"
-    assert ours["config"] == "vim_small-table1/config.yaml" and ours["parameters"] == 4_000
-    assert (
-        by["vim_small", "last 3 blocks"]["published"] is None and "difference" not in by["vim_small", "last 3 blocks"]
-    )
-    assert sum(r["state"] == "not run" for r in rows) == 7
-    assert by["mambar_base", "last 8 blocks"]["published"] == 78.5
-    page = (tmp_path / "table1.html").read_text()
-    assert "78.1" in page and "+0.7" in page and "not run" in page and "50,000" in page and "not known here" in page
-    assert "backbone once per epoch" in page and "01234567" in page
-    with (tmp_path / "table1.csv").open() as file:
-        assert len(list(csv.DictReader(file))) == 9
-    assert "| Vim-S | DINO |" in (tmp_path / "table1.md").read_text()
+def test_every_kind_is_known(tmp_path):
+    assert {entry["kind"] for entry in spec.content()["targets"].values()} == set(renderers.kinds())
+    target = spec.target("table1")
+    with pytest.raises(ValueError, match=r"table1: kind='pie'; allowed: bars, components, demo, heads"):
+        renderers.draw(target.__class__(**{**vars(target), "kind": "pie"}), tmp_path)
 
 
-def test_a_complete_row_outlives_partial_and_missing_runs(tmp_path):
-    write_run(tmp_path, "vim_tiny", "table1", [head(8, best=0.737)])
-    write_run(tmp_path, "vim_base", "table1", [head(2, best=0.5)], complete=False, epoch=4)
-    first = {r["name"]: r for r in table(tmp_path)}
-    assert first["vim_tiny"]["state"] == "complete" and first["vim_tiny"]["difference"] == pytest.approx(0)
-    assert any(r["state"] == "partial, epoch 5" for r in table(tmp_path) if r["name"] == "vim_base")
-    write_run(tmp_path, "vim_tiny", "table1", [head(8, best=0.1)], complete=False)  # started again
-    write_run(tmp_path, "vim_base", "table1", [head(2, best=0.78), head(8, best=0.79)])
-    rows = table(tmp_path)
-    assert [r["ours"] for r in rows if r["name"] == "vim_tiny"] == [pytest.approx(73.7)]
-    assert [r["ours"] for r in rows if r["name"] == "vim_base"] == [pytest.approx(78.0), pytest.approx(79.0)]
-    write_run(tmp_path, "mine", "table1", [head(1, best=0.6)])
-    rows = table(tmp_path, models=["mine"])  # another model alone does not take the others away
-    assert rows[0]["name"] == "mine" and {r["name"] for r in rows} == {"mine", "vim_tiny", "vim_base"}
-    write_run(tmp_path, "vim_tiny", "table1", [head(8, best=0.74)])
-    assert [r["ours"] for r in table(tmp_path) if r["name"] == "vim_tiny"] == [pytest.approx(74.0)]
-
-
-def test_robustness_and_embedded_data(tmp_path):
-    rows = [{"set": "a", "top1": 0.25, "images": 7_500, "classes": 200, "head": "n4", "probe": "last.ckpt"}]
-    write_run(tmp_path, "vim_demo", "table4", rows)
-    found = table(tmp_path, "table4", "demo")
-    ours = next(r for r in found if r["name"] == "vim_demo")
-    assert ours["what"] == "a, among 200 classes, probe n4" and ours["ours"] == 25.0 and ours["images"] == 7_500
-    assert [r["name"] for r in found if r["state"] == "not run"] == ["vit_demo", "linear_vit_demo", "mambar_demo"]
-    assert "nothing here compares with the paper" in (tmp_path / "table4.html").read_text()
-
-
-def test_runs_that_a_target_needs(capsys):
-    paper.main(["runs", "figure4", "--data", "demo"])
-    runs = capsys.readouterr().out.split()
-    assert "mambar_demo-registers" in runs and "vit_reg_demo-auc" in runs and len(runs) == len(set(runs))
-    paper.main(["runs", "table5", "table1", "--models", "mine"])
-    assert capsys.readouterr().out.split() == ["mine-table5", "mine-table1"]
-    with pytest.raises(ValueError, match="no target 'table9'; there are table1"):
-        paper.main(["runs", "table9"])
-
-
-def test_every_target_is_whole():
-    spec = paper.spec()
-    for name, target in spec["targets"].items():
-        assert set(target["models"]) == set(paper.DATA), name
-        for models in target["models"].values():
-            assert set(models) <= set(spec["models"]), name
-        for row in target.get("published", []):
-            assert row["model"] in target["models"]["imagenet"], name
-            assert "top1" not in row or row["source"], name
+def test_index(tmp_path):
+    write_index(tmp_path, spec.titles())
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "table5.html").touch()
+    write_index(tmp_path, spec.titles())
+    text = (tmp_path / "index.html").read_text()
+    assert '<a href="table5.html">Table 5.' in text and text.count("href") == 1

@@ -204,19 +204,6 @@ def test_parameters_of_table_1(name, millions):
     assert math.floor(sum(p.numel() for p in model.parameters()) / 1e6) == millions
 
 
-def test_registry_names_and_errors():
-    for name in ("vim_small", "mambar_tiny", "mambar_small", "linear_vit_small"):
-        assert timm.is_model(f"{name}_patch16_224")
-    model = timm.create_model("vim_tiny_patch16_224", depth=1, img_size=32, drop_path_rate=0.1)
-    assert model.depth == 1 and model(torch.zeros(1, 3, 32, 32)).shape == (1, 256)
-    with pytest.raises(ValueError, match="num_classes=10"):
-        timm.create_model("vim_tiny_patch16_224", depth=1, num_classes=10)
-    with pytest.raises(ValueError, match="weights"):
-        timm.create_model("vim_tiny_patch16_224", depth=1, pretrained=True)
-    with pytest.raises(TypeError):
-        timm.create_model("vim_tiny_patch16_224", depht=1)
-
-
 @pytest.mark.parametrize("name", ["vim", "mambar"])
 def test_initialisation_of_the_mixer_survives(name):
     for block in build(name, depth=8).layers:
@@ -278,16 +265,6 @@ def test_registers_at_the_published_positions():
 @pytest.mark.parametrize("new", [(61, 61), (14, 61), (7, 3), (1, 1), (32, 32), (200, 13)])
 def test_positions_fit_any_grid(new):
     assert resample_pos_embed(torch.randn(1, 196, 4), (14, 14), new).shape == (1, new[0] * new[1], 4)
-
-
-def test_timm_feature_maps():
-    model = TimmModel("test_resnet")
-    features = model.forward_intermediates(torch.zeros(1, 3, 64, 96), 2)[-1]
-    assert features.patches.shape[-2:] == (64 // model.patch_size, 96 // model.patch_size)
-    with pytest.raises(ValueError, match="no attention"):
-        model.token_mixing(torch.zeros(1, 3, 64, 64))
-    with pytest.raises(ValueError, match="timm has no model 'vitt_huge'"):
-        TimmModel("vitt_huge")
 
 
 @ALL

@@ -10,8 +10,7 @@ import torch
 import torch.nn.functional as F
 
 import backbones
-from backbones import mixers
-from backbones.mixers import BidirectionalMamba2
+from backbones.mixers import BidirectionalMamba2, mamba2
 from backbones.ops import (
     Directions,
     bidirectional_ssd,
@@ -253,7 +252,7 @@ def test_wrong_input(monkeypatch):
 @needs_c
 def test_auto_is_c_where_it_can_be(monkeypatch):
     taken = []
-    monkeypatch.setattr(mixers, "bidirectional_ssd", lambda x, *rest: taken.append(rest[-1]) or x[..., :32])
+    monkeypatch.setattr(mamba2, "bidirectional_ssd", lambda x, *rest: taken.append(rest[-1]) or x[..., :32])
     mixer, u = BidirectionalMamba2(16, d_state=16, headdim=16), torch.randn(8, 5, 16)
     mixer(u)
     assert taken == ["c"]
@@ -265,6 +264,6 @@ def test_auto_is_c_where_it_can_be(monkeypatch):
     assert taken == ["c"]
     mixer(u[:2])
     assert taken == ["c", "c"]
-    monkeypatch.setattr(mixers, "c_kernels", lambda: None)
+    monkeypatch.setattr(mamba2, "c_kernels", lambda: None)
     mixer(u)
     assert taken == ["c", "c"]

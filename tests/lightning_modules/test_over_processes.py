@@ -48,7 +48,7 @@ def pictures(rank, sizes, count):
     for number, batch in enumerate(share(rank, sizes)):
         module.validation_step(batch, number)
     module.on_validation_epoch_end()
-    return module.arrays(), module.results()
+    return module.arrays(), module.rows()
 
 
 @pytest.mark.parametrize(("sizes", "count"), [([2, 5], 6), ([7, 0], 4)])
@@ -70,13 +70,13 @@ def robustness(rank, sizes):
     module = attach(RobustnessEvaluation(backbone(), "probe"), classes={"all": None, "two": [0, 2]})
     torch.manual_seed(1)
     module.spec = HeadSpec(2)
-    module.head = module.spec.build(16, 3)
+    module.head = module.spec.build([16] * module.backbone.depth, 3)
     module.on_validation_epoch_start()
     for loader in range(2):
         for number, batch in enumerate(share(rank, sizes)):
             module.validation_step(batch, number, loader)
     module.on_validation_epoch_end()
-    return module.results()
+    return module.rows()
 
 
 @pytest.mark.parametrize("sizes", [[7, 0]])

@@ -75,10 +75,10 @@ def test_many_heads_take_one_backbone_pass_an_image_and_learn_as_if_alone(tmp_pa
         seen = 0
         forward = model.forward_intermediates
 
-        def counted(images, n):
+        def counted(images, n, stream):
             nonlocal seen
             seen += len(images)
-            return forward(images, n)
+            return forward(images, n, stream)
 
         model.forward_intermediates = counted
         trainer(tmp_path, enable_checkpointing=False, limit_val_batches=0).fit(probe, Batches(labelled(5)))
@@ -118,7 +118,7 @@ def test_an_answer_is_sought_among_the_classes_of_the_set():
 def evaluate(tmp_path, module, sets, classes):
     data = Batches(*sets, classes=classes)
     trainer(tmp_path).validate(module, data, verbose=False)
-    return {row["set"]: (row["top1"], row["images"]) for row in module.results()}
+    return {row["set"]: (row["top1"], row["images"]) for row in module.rows()}
 
 
 def test_a_trained_probe_on_sets(tmp_path):

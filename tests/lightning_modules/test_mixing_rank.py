@@ -22,7 +22,7 @@ def shares(rank, images, sizes):
     made = module()
     made.validation_step({"image": images.split(sizes)[rank]}, 0)
     made.on_validation_epoch_end()
-    return made.results(), {k: v for k, v in made.arrays().items() if k.startswith("spectrum")}
+    return made.rows(), {k: v for k, v in made.arrays().items() if k.startswith("spectrum")}
 
 
 @pytest.mark.parametrize("sizes", [[3, 2], [5, 0]])
@@ -56,5 +56,5 @@ def test_heads_are_spread_over_all():
     made = module(max_heads=2)
     made.validation_step({"image": torch.randn(3, 3, 16, 16)}, 0)
     made.on_validation_epoch_end()
-    assert {row["matrices"] for row in made.results()} == {6}
+    assert {row["matrices"] for row in made.rows()} == {6}
     assert {v.shape for k, v in made.arrays().items() if k.startswith("matrix")} == {(2, 18, 18)}

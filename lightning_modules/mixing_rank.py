@@ -8,12 +8,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from backbones import Backbone, SequenceBackbone
+from backbones import Backbone, MixingBackbone
 from common.collectives import gather_rows
 from lightning_modules.frozen import FrozenBackboneModule
 from lightning_modules.hparams import record_hyperparameters
 from metrics import effective_rank, numerical_rank, partition, rank_bound, singular_values
-from metrics.rank import TOLERANCE
+from metrics.mixing_rank import TOLERANCE
 
 FIELDS = (
     "residual", "rank", "effective_rank", "block_rank_max", "block_effective_rank", "decay_rank_max", "bound_exceeded",
@@ -27,7 +27,7 @@ class TokenMixingRanks(FrozenBackboneModule):
     Per block and direction: the largest error of Y = MX over the image's largest abs(Y); numerical and effective
     rank of M; of the C x C blocks of M off the diagonal, the largest numerical rank and the mean effective rank; the
     largest rank of the decay mask's blocks off the diagonal (1 for a scalar decay); and the bound of
-    :func:`metrics.rank.rank_bound`. A scan's blocks are those on its own side of the diagonal. ``both`` is the mean of
+    :func:`metrics.rank_bound`. A scan's blocks are those on its own side of the diagonal. ``both`` is the mean of
     the two directions. The skip D of scans, a diagonal, is left out.
 
     Args:
@@ -39,8 +39,7 @@ class TokenMixingRanks(FrozenBackboneModule):
         backbone_weights, weights_key: see FrozenBackboneModule.
     """
 
-    headline_metric = "val/effective_rank"
-    samples_batches = True  # a few batches are what is asked for, not a run cut short
+    headline = "val/effective_rank"
 
     def __init__(
         self,
@@ -54,16 +53,16 @@ class TokenMixingRanks(FrozenBackboneModule):
     ) -> None:
         super().__init__(backbone, backbone_weights, weights_key)
         record_hyperparameters(self, "backbone")
-        if not isinstance(backbone, SequenceBackbone):
+        if not isinstance(backbone, MixingBackbone) or not backbone.decomposes:
             raise ValueError(
                 f"model.init_args.backbone={type(backbone).__name__} does not take its mixers apart; allowed are "
-                "VisionTransformer, LinearVisionTransformer, VisionMamba, MambaReg and the supervised ones"
+                "VisionTransformer, LinearVisionTransformer, VisionMamba, MambaReg and their Mamba-1 forms"
             )
         for name, value in (("chunk", chunk), ("max_heads", max_heads)):
             if value < 1:
                 raise ValueError(f"model.init_args.{name}={value} must be at least 1")
         wanted = range(backbone.depth) if blocks == "all" else blocks
-        self.blocks = sorted({backbone._block_index(int(b)) for b in wanted})
+        self.blocks = sorted({backbone.block_index(int(b)) for b in wanted})
         if not self.blocks:
             raise ValueError("model.init_args.blocks is empty; name at least one block, or all")
         self.chunk, self.max_heads, self.tolerance = chunk, max_heads, tolerance
@@ -166,9 +165,13 @@ class TokenMixingRanks(FrozenBackboneModule):
     test_step = validation_step
     on_test_epoch_end = on_validation_epoch_end
 
-    def results(self) -> list[dict[str, object]]:
+    def rows(self) -> list[dict[str, Any]]:
         """Per block and direction: ranks measured, and the bounds of algebra beside them."""
         return self._rows
+
+    def complete(self) -> bool:
+        """A few validation batches are what is asked for, not a run cut short."""
+        return self._over_all_of("train", "test")
 
     def arrays(self) -> dict[str, Any]:
         """``matrix/blockN/DIRECTION`` of the first image (up to 4 heads, L, L); ``spectrum/...``, mean σ/σ_max (L)."""

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from backbones.ops import ssd_decay, ssd_matrix
-from metrics.rank import effective_rank, numerical_rank, partition, rank_bound, singular_values
+from metrics.mixing_rank import effective_rank, numerical_rank, partition, rank_bound, singular_values
 
 
 @pytest.mark.parametrize("rank", [0, 1, 3, 7])

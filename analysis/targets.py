@@ -1,0 +1,49 @@
+"""A table or figure: what it shows of which models' runs."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from analysis.runs import Run, find_run
+
+
+@dataclass(frozen=True)
+class Target:
+    """One table or figure on one data set.
+
+    Args:
+        name: table1, figure4a, …; its files are called so.
+        kind: which renderer draws it.
+        title: the page's heading.
+        data: ``imagenet``, or ``demo`` for the embedded scenes.
+        tasks: a run is MODEL-TASK; what is drawn are the runs of the first task.
+        models: in the order in which they are shown.
+        labels: model -> ``label``, ``mixer`` and ``training``.
+        options: what the kind asks for besides.
+    """
+
+    name: str
+    kind: str
+    title: str
+    data: str
+    tasks: tuple[str, ...]
+    models: tuple[str, ...]
+    labels: dict[str, dict[str, str]]
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def label(self, model: str) -> dict[str, str]:
+        """``label``, ``mixer`` and ``training`` of a model; a model of the user's own is called by its name."""
+        return self.labels.get(model, {"label": model, "mixer": "own", "training": "own"})
+
+    def found(self, runs: Path) -> list[Run]:
+        """Its models' runs in the folder ``runs``, as far as they are there."""
+        every = (find_run(runs / f"{model}-{self.tasks[0]}") for model in self.models)
+        return [run for run in every if run is not None]
+
+    def some(self, runs: Path) -> list[Run]:
+        """The same. ValueError where there is none."""
+        found = self.found(runs)
+        if not found:
+            wanted = ", ".join(f"{model}-{self.tasks[0]}" for model in self.models)
+            raise ValueError(f"{self.name}: none of its runs is under {runs}: {wanted}")
+        return found

@@ -1,0 +1,38 @@
+"""Softmax attention."""
+
+import math
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from backbones.mixers.base import Mixing
+
+
+class SoftmaxAttention(nn.Module):
+    """Multi-head attention: Y = softmax(Q K^T / √d) V."""
+
+    def __init__(self, dim: int, num_heads: int) -> None:
+        super().__init__()
+        if dim % num_heads:
+            raise ValueError(f"embed_dim={dim} is not a multiple of num_heads={num_heads}")
+        self.num_heads = num_heads
+        self.qkv = nn.Linear(dim, 3 * dim)
+        self.proj = nn.Linear(dim, dim)
+
+    def _qkv(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(B, L, D) to three of (B, heads, L, D / heads)."""
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
+        return q, k, v
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.scaled_dot_product_attention(*self._qkv(x))
+        return self.proj(y.transpose(1, 2).flatten(2))
+
+    def mixing(self, x: Tensor, rows: Tensor | None = None) -> Tensor:
+        q, k, _ = self._qkv(x)
+        q = q if rows is None else q[:, :, rows]
+        return (q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])).softmax(-1)
+
+    def decompose(self, x: Tensor) -> list[Mixing]:
+        q, k, v = self._qkv(x)
+        return [Mixing("attention", self.mixing(x), v, F.scaled_dot_product_attention(q, k, v))]

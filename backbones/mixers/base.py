@@ -1,0 +1,41 @@
+"""What token mixers have in common.
+
+Every mixer maps (B, L, D) to (B, L, D) and offers, for the same input,
+``mixing(x, rows)``: those rows of its token-mixing matrix M, (B, heads, R, L); all rows where ``rows`` is None;
+``decompose(x)``: Y = MX of each direction, with what the mixer itself gives for Y.
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Mixing(NamedTuple):
+    """Y = MX of one direction of a mixer, with tokens in sequence order; p is the width of a head."""
+
+    direction: str
+    """``attention``, ``forward`` or ``backward``."""
+    matrix: Tensor
+    """M (B, heads, L, L), without the skip D of scans."""
+    inputs: Tensor
+    """X (B, heads, L, p)."""
+    outputs: Tensor
+    """Y (B, heads, L, p) less the skip, by the path that the mixer takes; before gating and projection."""
+    decay: Tensor | None = None
+    """The decay mask (B, heads, L, L) of scans with one decay a head, else None."""
+    width: int | None = None
+    """The inner size that bounds ranks: a head's channels for linear attention, the state n for scans."""
+
+    def reversed(self) -> "Mixing":
+        """The same over the tokens in reverse order: what a scan over reversed tokens is to the tokens themselves."""
+        decay = None if self.decay is None else self.decay.flip(2, 3)
+        flipped = self.matrix.flip(2, 3), self.inputs.flip(2), self.outputs.flip(2), decay
+        return Mixing(self.direction, *flipped, self.width)
+
+
+def initial_dt_bias(heads: int, dt_min: float, dt_max: float, floor: float = 1e-4) -> Tensor:
+    """The inverse of softplus at step sizes log-uniform in [dt_min, dt_max]."""
+    dt = torch.exp(torch.rand(heads) * (math.log(dt_max) - math.log(dt_min)) + math.log(dt_min)).clamp(min=floor)
+    return dt + torch.log(-torch.expm1(-dt))

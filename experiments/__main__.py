@@ -1,0 +1,124 @@
+"""Makes tables and figures: starts the runs that they need and are not there yet, then draws them.
+
+A target is table1, figure4 (all its parts), …, paper (all of the paper), demo, study or evaluate. A run is a folder
+RUNS/MODEL-TASK; delete it to have it made again. The files of a target are RUNS/TARGET.*.
+"""
+
+import argparse
+import shlex
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from experiments import plan, runner, spec
+from experiments.runs import RunSpec, in_order
+
+
+def whole_number(text: str) -> int | None:
+    """A whole number; nothing is the default."""
+    return int(text) if text else None
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line. An empty value is the default, as Make hands on what is not set."""
+    found = argparse.ArgumentParser(prog="python -m experiments", description=__doc__, allow_abbrev=False)
+    add = found.add_argument
+    add("targets", nargs="+", metavar="TARGET", help="table1, figure4, …, paper, demo, study, evaluate")
+    add("--data", help=f"{' or '.join(spec.datasets())}; imagenet unless the target says otherwise")
+    add("--models", nargs="*", default=[], help="overlays in configs/backbone, in place of the target's models")
+    add("--checkpoint", help="weights of these models; for evaluate, the checkpoint of a probe")
+    add("--runs", help="folder of the runs; runs/paper-DATA, runs/demo or runs/study unless given")
+    add("--imagenet", help="folder of ImageNet's shards")
+    add("--imagenet-s", help="folder of ImageNet-S's shards")
+    add("--robustness", help="folder of the robustness sets")
+    add("--seed", type=whole_number, help="of every run; 0 unless given; a study has its own")
+    add("--args", action="append", default=[], help='flags added to every run: --args="--trainer.devices 8"')
+    add("--launch", default="", help="what starts a run, such as srun; fits then resume what they find")
+    add("--jobs", type=whole_number, help="runs at once; 2 for embedded data, else 1")
+    add("--threads", type=whole_number, help="OMP_NUM_THREADS of a run; 1 for embedded data, 0 leaves it as it is")
+    add("--index", type=whole_number, help="only the target's run of that number, after what it needs; draws nothing")
+    add("--dry-run", action="store_true", help="prints the runs and starts none")
+    return found
+
+
+def settings(given: argparse.Namespace) -> plan.Settings:
+    """The command line as the planner takes it."""
+    roots = {"imagenet": given.imagenet, "imagenet_s": given.imagenet_s, "robustness": given.robustness}
+    return plan.Settings(
+        data=given.data or None,
+        models=tuple(name for group in given.models for name in group.split()),
+        checkpoint=given.checkpoint or None,
+        runs=Path(given.runs) if given.runs else None,
+        roots={name: root for name, root in roots.items() if root},
+        seed=given.seed or 0,
+        args=tuple(flag for group in given.args for flag in shlex.split(group)),
+        threads=given.threads,
+    )
+
+
+def describe(runs: Sequence[RunSpec], own: Sequence[RunSpec], names: Sequence[str], launch: Sequence[str]) -> str:
+    """The runs in order as a shell script; those of ``own``, all of the targets' own, with their index."""
+    lines = []
+    for run in runs:
+        number = f"{own.index(run)}: " if run in own else ""
+        after = f", after {', '.join(str(need.folder) for need in run.needs)}" if run.needs else ""
+        lines.append(f"# {number}{run.folder}{after}{', done' if run.finished else ''}")
+        lines.append(f"# error: {run.lacks}" if run.lacks else run.shown(launch))
+    lines.append(f"# {' '.join(names)}: {len(own)} runs of its own, --array=0-{len(own) - 1}")
+    lines.append(f"# shown: {len(runs)} runs, {sum(run.finished for run in runs)} of them done")
+    return "\n".join(lines)
+
+
+def draw(names: Sequence[str], asked: plan.Settings) -> list[str]:
+    """Draws what is there of each target, and returns what is wrong with the others."""
+    from analysis import renderers  # brings torch and matplotlib, which planning does without
+    from analysis.pages import write_index
+
+    wrong = []
+    for target in plan.targets(names, asked):
+        folder = plan.runs_folder(target, asked)
+        try:
+            print(*renderers.draw(target, folder), sep="\n")
+        except ValueError as error:  # the others are drawn all the same
+            wrong.append(str(error))
+        write_index(folder, spec.titles())
+    return wrong
+
+
+def main(args: Sequence[str]) -> None:
+    """See the module's first lines. ValueError where something is wrong, after all that could be made was made."""
+    given = parser().parse_args(args)
+    asked = settings(given)
+    own = plan.requested(given.targets, asked)
+    chosen = own
+    if given.index is not None:
+        if not 0 <= given.index < len(own):
+            raise ValueError(
+                f"task {given.index}, but {' '.join(given.targets)} has {len(own)} runs: --array=0-{len(own) - 1}"
+            )
+        chosen = [own[given.index]]
+    runs, launch = in_order(chosen), shlex.split(given.launch)
+    if given.dry_run:
+        print(describe(runs, own, given.targets, launch))
+        return
+    demo = all(target.data == "demo" for target in plan.targets(given.targets, asked))
+    jobs = (2 if demo else 1) if given.jobs is None else given.jobs
+    failed = runner.run(runs, jobs, launch)
+    wrong = []
+    if failed:
+        wrong.append(f"{len(failed)} of {len(runs)} runs were not made: {', '.join(str(f.folder) for f in failed)}")
+    if given.index is None:
+        wrong += draw(given.targets, asked)
+    if wrong:
+        raise ValueError("; ".join(wrong))
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that what was started is ended
+    try:
+        main(sys.argv[1:])
+    except ValueError as error:
+        sys.exit(f"error: {error}")
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)

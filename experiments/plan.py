@@ -1,0 +1,202 @@
+"""Which runs targets are made of, with their commands, what they need, and their order."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import yaml
+
+import configs
+from analysis.targets import Target
+from experiments import spec
+from experiments.runs import RunSpec, in_order
+
+DEMO_DATA = RunSpec(
+    "demo", "demo", (), ("--out", "data/demo", "--overwrite", "true"), Path("data/demo"),
+    program="datamodules.prepare", marker="_info.json", log=None,
+    sources=(configs.ROOT.parent / "datamodules" / "demo.py",),
+)  # fmt: skip
+"""Draws the embedded data set."""
+DEMO_ROBUSTNESS = RunSpec(
+    "demo_robustness", "demo_robustness", (), ("--out", "data/demo/robustness"), Path("data/demo/robustness"),
+    needs=(DEMO_DATA,), program="datamodules.prepare", marker="real.json", log=None,
+)  # fmt: skip
+"""Draws its robustness sets."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the user asked for.
+
+    Args:
+        data: imagenet or demo; None takes the target's own.
+        models: overlays in configs/backbone in place of the target's models.
+        checkpoint: weights of these models; for ``evaluate``, the checkpoint of a probe.
+        runs: folder of the runs; None takes the target's own.
+        roots: YAML in configs/data -> folder of the data.
+        seed: of every run.
+        args: flags added to every run.
+        threads: of every run; None is one for embedded data, and 0, the environment's, else.
+    """
+
+    data: str | None = None
+    models: tuple[str, ...] = ()
+    checkpoint: str | None = None
+    runs: Path | None = None
+    roots: Mapping[str, str] = field(default_factory=dict)
+    seed: int = 0
+    args: tuple[str, ...] = ()
+    threads: int | None = None
+
+
+def targets(names: Sequence[str], settings: Settings) -> list[Target]:
+    """The targets behind names, on the data and of the models asked for. ValueError where a model has no overlay."""
+    for model in settings.models:
+        if not configs.find(f"backbone/{spec.model(model).backbone}.yaml").is_file():
+            known = ", ".join(configs.names("backbone"))
+            raise ValueError(f"models={model}: there is no backbone/{model}.yaml; there are {known}")
+    return spec.targets(names, settings.data, settings.models)
+
+
+def runs_folder(target: Target, settings: Settings) -> Path:
+    """Where a target's runs lie and its files go."""
+    if settings.runs is not None:
+        return settings.runs
+    folder = target.options.get("default_runs", f"paper-{target.data}")
+    return Path("runs") / (f"{folder}-{settings.seed}" if target.kind == "demo" and settings.seed else folder)
+
+
+def plan(names: Sequence[str], settings: Settings) -> list[RunSpec]:
+    """All runs that targets need, each once and after what it needs."""
+    return in_order(requested(names, settings))
+
+
+def requested(names: Sequence[str], settings: Settings) -> list[RunSpec]:
+    """The runs that targets are drawn from, without what those need; each once."""
+    found = [run for target in targets(names, settings) for run in _runs(target, settings)]
+    return list(dict.fromkeys(found))
+
+
+def _runs(target: Target, settings: Settings) -> list[RunSpec]:
+    """One target's own runs: its tasks of its models, for each seed."""
+    folder = runs_folder(target, settings)
+    if target.kind == "demo":
+        return _Planner(target, settings, folder, settings.seed).before_and_after()
+    seeds = target.options.get("seeds")
+    planners = (
+        [_Planner(target, settings, folder, settings.seed)]
+        if seeds is None
+        else [_Planner(target, settings, folder / f"seed{seed}", seed) for seed in seeds]
+    )
+    return [p.run(model, task) for p in planners for task in target.tasks for model in target.models]
+
+
+@dataclass(frozen=True)
+class _Planner:
+    """Makes a target's runs in a folder, with a seed."""
+
+    target: Target
+    settings: Settings
+    folder: Path
+    seed: int
+
+    @property
+    def demo(self) -> bool:
+        """Whether it is made of the embedded data."""
+        return self.target.data == "demo"
+
+    def run(self, model: str, name: str) -> RunSpec:
+        """MODEL-TASK with the files that are written for it, and its weights."""
+        task = spec.task(name)
+        if task.tests_probe is not None:
+            return self._test(model, task, task.tests_probe)
+        files, flags, needs, lacks = self._files(model, task), [], [], ""
+        published = _existing(f"paper/{self.target.data}/{model}-weights.yaml")
+        weights = self.settings.checkpoint
+        if weights is None and self.demo:
+            needs.append(self.pretrain(model))
+            weights = _checkpoint(needs[-1])
+        if weights is not None:
+            flags += ["--model.init_args.backbone_weights", weights]
+        elif not published and not _is_pretrained(model):
+            lacks = (
+                f"no weights for {model}: give CHECKPOINT=path with MODELS={model} (--checkpoint, --models), or write "
+                f"configs/paper/{self.target.data}/{model}-weights.yaml"
+            )
+        if task.needs_probe is not None:
+            needs.append(self.run(model, task.needs_probe))
+            flags += ["--model.init_args.probe", _checkpoint(needs[-1])]
+        return self._spec(f"{model}-{name}", task, [*files, *published], flags, needs, lacks=lacks)
+
+    def _test(self, model: str, task: spec.Task, probe: str) -> RunSpec:
+        """The final evaluation of a probe: the one that was given, or MODEL-PROBE."""
+        needs = [] if self.settings.checkpoint is not None else [self.run(model, probe)]
+        flags = ["--ckpt_path", self.settings.checkpoint or _checkpoint(needs[0])]
+        return self._spec(f"{model}-{task.name}", task, self._files(model, task), flags, needs)
+
+    def pretrain(self, model: str) -> RunSpec:
+        """MODEL-pretrain by the model's method."""
+        task = spec.pretraining(spec.model(model).method)
+        return self._spec(f"{model}-pretrain", task, self._files(model, task), [], [])
+
+    def before_and_after(self) -> list[RunSpec]:
+        """The demo's evaluations of a model as it was initialised and as it was pretrained."""
+        if len(self.target.models) != 1:
+            raise ValueError(f"{self.target.name}: models={' '.join(self.target.models)}: name one model")
+        model = self.target.models[0]
+        task = spec.pretraining(spec.model(model).method)
+        # what people watch: it shows its progress, and has the machine for itself, so everything else comes after it
+        pretrain = self._spec("pretrain", task, self._files(model, task), [], [], log=None)
+        pretrain = replace(pretrain, threads=self.settings.threads or 0)
+        weights = {"untrained": [], "pretrained": ["--model.init_args.backbone_weights", _checkpoint(pretrain)]}
+        return [
+            self._spec(f"{state}-{task.name}", task, self._files(model, task), flags, [pretrain])
+            for state, flags in weights.items()
+            for task in map(spec.task, self.target.tasks)
+        ]
+
+    def _data(self, task: spec.Task) -> str:
+        """The YAML in configs/data that holds what a task reads."""
+        return spec.content()["data"][self.target.data][task.data]
+
+    def _files(self, model: str, task: spec.Task) -> list[str]:
+        """Base, task, data and backbone; then, where they are there, files for the demo, the task and the run."""
+        backbone = spec.model(model).backbone
+        files = ["base.yaml", f"task/{task.config}.yaml", f"data/{self._data(task)}.yaml", f"backbone/{backbone}.yaml"]
+        if self.demo:
+            files.append(f"task/{task.config}_demo.yaml")
+        if self.target.options.get("overlays", True):
+            for name in (task.overlay, f"{model}-{task.overlay}"):
+                files += _existing(f"paper/{self.target.data}/{name}.yaml")
+        return files
+
+    def _spec(
+        self, name: str, task: spec.Task, files: list[str], flags: list[str], needs: list[RunSpec],
+        log: str | None = "log.txt", lacks: str = "",
+    ) -> RunSpec:  # fmt: skip
+        """The run with the flags that every run has, and the embedded data among what it needs."""
+        data = [] if not self.demo else [DEMO_ROBUSTNESS if task.data == "robustness" else DEMO_DATA]
+        threads = int(self.demo) if self.settings.threads is None else self.settings.threads
+        logger = "--trainer.logger.init_args"
+        every = ["--seed_everything", str(self.seed), f"{logger}.save_dir", str(self.folder), f"{logger}.name", name]
+        if (root := self.settings.roots.get(self._data(task))) is not None:
+            every += ["--data.init_args.root", root]
+        return RunSpec(
+            name, task.verb, tuple(files), (*every, *flags, *self.settings.args), self.folder / name,
+            needs=(*data, *needs), threads=threads, log=log, lacks=lacks,
+        )  # fmt: skip
+
+
+def _checkpoint(run: RunSpec) -> str:
+    return str(run.folder / "checkpoints" / "last.ckpt")
+
+
+def _existing(name: str) -> list[str]:
+    """The file's name in a list, which is empty where there is none."""
+    return [name] if configs.find(name).is_file() else []
+
+
+def _is_pretrained(model: str) -> bool:
+    """Whether a model's backbone overlay brings its own weights."""
+    content = yaml.safe_load(configs.find(f"backbone/{spec.model(model).backbone}.yaml").read_text(encoding="utf-8"))
+    return bool(content["model"]["init_args"]["backbone"]["init_args"].get("pretrained"))

@@ -1,0 +1,169 @@
+"""Lightning's command line with our rules on it; :mod:`cli` is its light front."""
+
+import difflib
+import errno
+import inspect
+import os
+import re
+import signal
+import sys
+import traceback
+from pathlib import Path
+from typing import Any, NoReturn
+
+import yaml
+from jsonargparse import get_loader, set_loader
+from lightning.pytorch import LightningDataModule, LightningModule, seed_everything
+from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
+from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities.exceptions import SIGTERMException
+
+import backbones  # noqa: F401  # so that YAML can name classes without their module
+import callbacks  # noqa: F401
+import datamodules  # noqa: F401
+import lightning_modules  # noqa: F401
+from callbacks import RunRecord
+from callbacks.checkpoint_files import fault, newest
+from callbacks.preemption import Preempted
+from callbacks.run_folder import run_folder
+from common.memory import keep_freed_memory
+
+_load_yaml = get_loader("yaml")
+
+
+def _load_unique(stream: str) -> Any:
+    """YAML in which a key said twice in one mapping is an error."""
+    _refuse_duplicates(yaml.compose(stream, Loader=yaml.SafeLoader))
+    return _load_yaml(stream)
+
+
+def _refuse_duplicates(node: yaml.Node | None) -> None:
+    if isinstance(node, yaml.MappingNode):
+        seen: dict[str, int] = {}
+        for key, value in node.value:
+            line = key.start_mark.line + 1
+            if key.value in seen:
+                raise yaml.YAMLError(
+                    f"the key {key.value!r} stands in line {seen[key.value]} and in line {line}; keep one"
+                )
+            seen[key.value] = line
+            _refuse_duplicates(value)
+    elif isinstance(node, yaml.SequenceNode):
+        for item in node.value:
+            _refuse_duplicates(item)
+
+
+def explain(message: str) -> str:
+    """jsonargparse's message cut to what is wrong and what to change."""
+    key = re.search(r'[Pp]arser key "([\w.]+)"', message)
+    problem = re.search(
+        r"Problem with given class_path '([\w.]+)': (.+?)(?: - Expected a | Given value type|$)", message
+    )
+    if problem:
+        message = f"{key[1] + ' ' if key else ''}({problem[1]}): {problem[2]}"
+        option = re.search(r"Option '([\w.]+)' is not accepted", problem[2])
+        if option:
+            message += _nearest(problem[1], option[1])
+    if "backbone" in message and "required" in message:
+        message += "; add a backbone overlay, such as -c configs/backbone/vim_small.yaml"
+    elif "required: root" in message:
+        message += "; set data.init_args.root to the folder with the shards, or add -c configs/data/imagenet.yaml"
+    return message
+
+
+def _nearest(class_path: str, option: str) -> str:
+    """Which argument of a class was probably meant."""
+    module, _, name = class_path.rpartition(".")
+    known = list(inspect.signature(getattr(sys.modules[module], name)).parameters) if module in sys.modules else []
+    near = difflib.get_close_matches(option, known, 1, 0.5)
+    return f"; did you mean {near[0]!r}?" if near else f"; allowed: {', '.join(known)}"
+
+
+class Parser(LightningArgumentParser):
+    """Ends with one line that says what to change, after the usage hint."""
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        if not self.exit_on_error:
+            super().error(message, ex)
+        text = explain(" ".join(line.strip() for line in str(message).splitlines() if line.strip()))
+        sys.stderr.write(f"see dinomamba --help, and --print_config for what the files make together\nerror: {text}\n")
+        sys.exit(2)
+
+
+class CLI(LightningCLI):
+    """Subclass mode for task and data; nothing but YAML and flags."""
+
+    def __init__(self, args: ArgsType = None) -> None:
+        super().__init__(
+            LightningModule,
+            LightningDataModule,
+            save_config_callback=RunRecord,
+            subclass_mode_model=True,
+            subclass_mode_data=True,
+            parser_class=Parser,
+            seed_everything_default=0,
+            auto_configure_optimizers=False,
+            args=args,
+        )
+
+    def _parse_ckpt_path(self) -> None:
+        """Checks the file. Lightning would also put its hyper-parameters in the place of those asked for now."""
+        config = self.config[self.config["subcommand"]] if self.config.get("subcommand") else {}
+        if config.get("ckpt_path") not in (None, "auto", "best", "last", "hpc"):
+            path = Path(config["ckpt_path"])
+            if not path.is_file():
+                raise FileNotFoundError(f"ckpt_path={path}: there is no such file; auto takes the newest of the run")
+            if (why := fault(path)) is not None:
+                raise ValueError(f"ckpt_path={path} cannot be used: {why}")
+
+    def before_instantiate_classes(self) -> None:
+        """Refuses what would swallow a typo, and a job whose tasks would not find each other."""
+        name, tasks = os.environ.get("SLURM_JOB_NAME"), os.environ.get("SLURM_STEP_NUM_TASKS", "1")
+        if name in ("bash", "interactive") and tasks != "1":
+            raise ValueError(
+                f"SLURM's --job-name={name} with {tasks} tasks: Lightning takes a job of that name for a shell and "
+                "would train in each task by itself; give the job another name"
+            )
+        config = self.config[self.subcommand] if self.subcommand else self.config
+        for key in ("model", "data"):
+            if config.get(key) is not None and "dict_kwargs" in config[key]:
+                raise ValueError(f"{key}.dict_kwargs is not allowed; put arguments under {key}.init_args")
+
+    def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
+        """``ckpt_path: auto`` is the newest whole checkpoint of the run's folder, or a fresh start."""
+        kwargs = super()._prepare_subcommand_kwargs(subcommand)
+        if "weights_only" in self._subcommand_method_arguments[subcommand]:
+            kwargs["weights_only"] = True
+        if kwargs.get("ckpt_path") == "auto":
+            folder = run_folder(self.trainer) / "checkpoints"
+            kwargs["ckpt_path"] = found = newest(folder)
+            rank_zero_info(
+                f"starting fresh: no whole checkpoint in {folder}" if found is None else f"resuming from {found}"
+            )
+        return kwargs
+
+    def instantiate_classes(self) -> None:
+        super().instantiate_classes()
+        # what follows does not depend on how many random numbers the construction took
+        config = self.config[self.subcommand] if self.subcommand else self.config
+        seed_everything(config["seed_everything"], workers=True, verbose=False)
+
+
+def run(args: list[str]) -> None:
+    """Runs one command. Wrong input ends with exit code 1 or 2 and a last line that says what to change."""
+    set_loader("yaml", _load_unique)
+    keep_freed_memory()
+    try:
+        CLI(args)
+    except Preempted as stop:  # callbacks.Checkpoints has said why
+        sys.exit(stop.exit_code)
+    except SIGTERMException:
+        sys.stderr.write("error: stopped by SIGTERM\n")
+        sys.exit(128 + signal.SIGTERM)
+    except (ValueError, FloatingPointError, OSError, yaml.YAMLError) as error:
+        traceback.print_exc()
+        reason = [line.strip() for line in str(error).splitlines() if line.strip()]
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+            reason.append(f"the disk is full ({error}); make room and go on with --ckpt_path auto")
+        sys.stderr.write(f"error: {reason[-1] if reason else type(error).__name__}\n")
+        sys.exit(1)

@@ -1,0 +1,198 @@
+"""What targets are made of: names, order, needs, files, weights and data."""
+
+from pathlib import Path
+
+import pytest
+
+import configs
+from experiments import plan, spec
+from experiments.plan import DEMO_DATA, DEMO_ROBUSTNESS, Settings
+
+PAPER = [
+    "table1", "table4", "table5", "table6", "figure1", "figure4a", "figure4b", "figure4c", "figure4d", "figure4e", "figure4f",
+    *(f"figure{n}" for n in range(5, 13)), "ranks",
+]  # fmt: skip
+EVERY = [(name, data) for name, entry in spec.content()["targets"].items() for data in entry["models"]]
+SIZES = {  # runs of a target's own, and with what they need
+    "imagenet": {
+        "table1": (6, 6), "table4": (6, 12), "table5": (1, 1), "table6": (1, 1), "figure1": (3, 3), "figure4": (21, 21),
+        "figure4a": (13, 13), "figure4b": (2, 2), "figure4c": (6, 6), "figure4d": (2, 2), "figure4e": (4, 4),
+        "figure4f": (3, 3), "figure5": (2, 2), "figure6": (2, 2), "figure7": (1, 1), "figure8": (1, 1), "figure9": (2, 2),
+        "figure10": (1, 1), "figure11": (1, 1), "figure12": (4, 4), "ranks": (3, 3), "paper": (38, 38), "evaluate": (1, 2),
+    },
+    "demo": {
+        "table1": (4, 9), "table4": (4, 14), "table5": (1, 3), "table6": (1, 3), "figure1": (3, 7), "figure4": (9, 18),
+        "figure4a": (5, 11), "figure4b": (2, 5), "figure4c": (2, 5), "figure4d": (2, 4), "figure4e": (4, 9),
+        "figure4f": (3, 7), "figure5": (2, 5), "figure6": (2, 5), "figure7": (1, 3), "figure8": (1, 3), "figure9": (2, 5),
+        "figure10": (1, 3), "figure11": (1, 3), "figure12": (4, 9), "ranks": (3, 7), "paper": (22, 32), "demo": (6, 8),
+        "study": (36, 46), "evaluate": (1, 4),
+    },
+}  # fmt: skip
+
+
+def made(target, **settings):
+    return plan.plan([target], Settings(**settings))
+
+
+def names(runs):
+    return [run.name for run in runs]
+
+
+def flag(run, name):
+    """The values of a flag."""
+    return [run.flags[i + 1] for i, word in enumerate(run.flags) if word == name]
+
+
+@pytest.mark.parametrize(("target", "data"), [(t, d) for d, sizes in SIZES.items() for t in sizes])
+def test_size_and_order(target, data):
+    runs = made(target, data=data)
+    assert (len(plan.requested([target], Settings(data=data))), len(runs)) == SIZES[data][target]
+    assert len({run.folder for run in runs}) == len(runs)
+    for at, run in enumerate(runs):
+        assert set(run.needs) <= set(runs[:at])
+
+
+def test_every_target_is_whole():
+    assert {name for name, _ in EVERY} == set(PAPER) | {"demo", "study", "evaluate"} and spec.names("paper") == PAPER
+    assert {(t, d) for d, sizes in SIZES.items() for t in sizes} == {*EVERY} | {
+        (t, d) for t in ("paper", "figure4") for d in SIZES
+    }
+    models = spec.content()["models"]
+    for name, data in EVERY:
+        target = spec.target(name, data)
+        assert set(target.models) <= set(models), name
+        for row in target.options.get("published", []):
+            assert row["model"] in spec.target(name, "imagenet").models, name
+            assert "top1" not in row or row["source"], name
+
+
+@pytest.mark.parametrize("data", SIZES)
+@pytest.mark.parametrize("target", [*PAPER, "evaluate"])
+def test_files_flags_and_needs(target, data):
+    """Each run has its model's backbone and weights, and reads what is written for data, task and model."""
+    for run in made(target, data=data, runs=Path("x"), seed=3):
+        if run.program != "cli":
+            continue
+        model, _, task = run.name.rpartition("-")
+        supervised = model.endswith("_supervised")
+        assert f"backbone/{model.removesuffix('_supervised')}.yaml" == run.configs[3]
+        assert run.configs[:3] == ("base.yaml", run.configs[1], run.configs[2])
+        if task == "pretrain":
+            assert run.configs[1] == ("task/supervised.yaml" if supervised else "task/dino.yaml")
+        for own in (f"paper/{data}/{run.name}.yaml", f"paper/{data}/{task}.yaml"):
+            wanted = configs.find(own).is_file() and not (task == "pretrain" and supervised)
+            assert (own in run.configs) == wanted, (run.name, own)
+        assert (f"paper/{data}/supervised.yaml" in run.configs) == (task == "pretrain" and supervised)
+        assert all(configs.find(name).is_file() for name in run.configs)
+        assert run.folder == Path("x") / run.name and run.done == run.folder / ".done" and run.log == "log.txt"
+        assert flag(run, "--trainer.logger.init_args.save_dir") == ["x"] and flag(run, "--seed_everything") == ["3"]
+        assert flag(run, "--trainer.logger.init_args.name") == [run.name]
+        assert run.verb == {
+            "pretrain": "fit",
+            "auc": "validate",
+            "ranks": "validate",
+            "table4": "validate",
+            "test": "test",
+        }.get(task, "fit")
+        assert run.threads == (data == "demo")
+        weights = f"paper/{data}/{model}-weights.yaml"
+        assert (weights in run.configs) == (configs.find(weights).is_file() and task != "test")
+        given = flag(run, "--model.init_args.backbone_weights")
+        assert given == (
+            [f"x/{model}-pretrain/checkpoints/last.ckpt"] if data == "demo" and task not in ("pretrain", "test") else []
+        )
+        others = [need.name for need in run.needs if need.program == "cli"]
+        wanted = [f"{model}-pretrain"] if data == "demo" and task not in ("pretrain", "test") else []
+        wanted += {"table4": [f"{model}-table1"], "test": [f"{model}-probe"]}.get(task, [])
+        assert others == wanted
+        assert [need for need in run.needs if need.program != "cli"] == (
+            [] if data == "imagenet" else [DEMO_ROBUSTNESS if task == "table4" else DEMO_DATA]
+        )
+        probe = flag(run, "--model.init_args.probe")
+        assert probe == ([f"x/{model}-table1/checkpoints/last.ckpt"] if task == "table4" else [])
+        assert bool(run.lacks) == (model == "linear_vit_base")
+
+
+def test_shared_runs_are_there_once():
+    table1, table4 = made("table1", data="demo"), made("table4", data="demo")
+    both = plan.plan(["table1", "table4"], Settings(data="demo"))
+    assert names(both)[:3] == ["demo", "vit_demo-pretrain", "vit_demo-table1"]
+    assert set(both) == {*table1, *table4} and len(both) == 14
+
+
+def test_what_the_user_gives():
+    """Checkpoint, models, data, flags and threads reach the runs that they are for."""
+    settings = Settings(
+        models=("vim_small",), checkpoint="w.pth", args=("--trainer.devices", "8"), threads=2,
+        roots={"imagenet": "/i", "imagenet_s": "/s", "robustness": "/r"},
+    )  # fmt: skip
+    probe, sets, maps = plan.plan(["table4", "figure1"], settings)
+    assert names([probe, sets, maps]) == ["vim_small-table1", "vim_small-table4", "vim_small-auc"]
+    assert [flag(run, "--data.init_args.root") for run in (probe, sets, maps)] == [["/i"], ["/r"], ["/s"]]
+    for run in (probe, sets, maps):
+        assert flag(run, "--model.init_args.backbone_weights") == ["w.pth"] and run.flags[-2:] == settings.args
+        assert run.threads == 2 and run.folder.parent == Path("runs/paper-imagenet")
+    data, ranks = made("ranks", data="demo", models=("vit_demo",), checkpoint="w.pth", roots={"imagenet": "/i"})
+    assert data == DEMO_DATA and ranks.needs == (DEMO_DATA,) and not flag(ranks, "--data.init_args.root")
+
+
+def test_demo():
+    data, pretrain, *evaluations = made("demo", seed=2)
+    folder = Path("runs/demo-2")
+    assert data == DEMO_DATA and pretrain.folder == folder / "pretrain" and pretrain.needs == (DEMO_DATA,)
+    assert pretrain.log is None and pretrain.threads == 0  # people watch it, and it has both cores
+    assert names(evaluations) == [f"{m}-{t}" for m in ("untrained", "pretrained") for t in ("probe", "knn", "auc")]
+    for run in evaluations:
+        assert run.needs == (DEMO_DATA, pretrain) and run.threads == 1 and run.log == "log.txt"
+        weights = [str(folder / "pretrain/checkpoints/last.ckpt")] if run.name.startswith("pretrained") else []
+        assert flag(run, "--model.init_args.backbone_weights") == weights
+    assert not [file for run in evaluations for file in run.configs if file.startswith("paper/")]
+    assert made("demo")[1].folder == Path("runs/demo/pretrain")
+    with pytest.raises(ValueError, match="demo: models=vit_demo vim_demo: name one model"):
+        made("demo", models=("vit_demo", "vim_demo"))
+
+
+def test_study():
+    runs = made("study")[1:]
+    assert [run.folder.parent.name for run in runs] == ["seed0"] * 15 + ["seed1"] * 15 + ["seed2"] * 15
+    assert all(flag(run, "--seed_everything") == [run.folder.parent.name[-1]] for run in runs)
+    assert not [file for run in runs for file in run.configs if file.startswith("paper/")]  # the demo's whole recipe
+    assert all(run.folder.parent.parent == Path("runs/study") for run in runs)
+
+
+def test_evaluate():
+    run = made("evaluate")[-1]
+    assert run.verb == "test" and flag(run, "--ckpt_path") == ["runs/paper-demo/vim_demo-probe/checkpoints/last.ckpt"]
+    (given,) = made("evaluate", data="imagenet", checkpoint="probe.ckpt")
+    assert flag(given, "--ckpt_path") == ["probe.ckpt"] and given.name == "vim_small-test" and not given.needs
+
+
+@pytest.mark.parametrize(
+    ("targets", "settings", "words"),
+    [
+        (
+            ["table9"],
+            {},
+            "no target 'table9'; there are table1, table4, .*, evaluate, figure4 for its parts, and paper",
+        ),
+        (
+            ["table1"],
+            {"models": ("vim_huge",)},
+            "models=vim_huge: there is no backbone/vim_huge.yaml; there are deit_base",
+        ),
+        (["table1"], {"data": "mnist"}, "table1: data='mnist'; allowed: imagenet, demo"),
+        (["study"], {"data": "imagenet"}, "study: data='imagenet'; allowed: demo"),
+    ],
+)
+def test_wrong_input(targets, settings, words):
+    with pytest.raises(ValueError, match=words):
+        plan.plan(targets, Settings(**settings))
+
+
+def test_an_overlay_in_the_working_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("backbone/mine.yaml", "paper/imagenet/mine-table1.yaml"):
+        Path(name).parent.mkdir(parents=True)
+        Path(name).write_text("model: {init_args: {backbone: {init_args: {}}}}")
+    (run,) = made("table1", models=("mine",))
+    assert run.configs[-1] == "paper/imagenet/mine-table1.yaml" and "no weights for mine: give CHECKPOINT" in run.lacks
