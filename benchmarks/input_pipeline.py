@@ -11,7 +11,6 @@ import statistics
 import tarfile
 import tempfile
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 os.environ.setdefault("NO_ALBUMENTATIONS_UPDATE", "1")
@@ -27,11 +26,15 @@ from torchvision import transforms as T
 from torchvision.datasets import ImageFolder
 
 from common.memory import keep_freed_memory
+from datamodules import MultiCropTransform, Position
+from datamodules.buffers import rows_of
+from datamodules.dataset import ShardDataset
+from datamodules.loaders import ResumableLoader
 from datamodules.multicrop import RATIO, MultiCrop, MultiCropConfig, render_in_python
+from datamodules.sample_seed import SampleKey
 from datamodules.samples import RawSample
 from datamodules.shards import ShardSet
-from datamodules.span_plan import rest_plan
-from datamodules.stream import MultiCropView, ShardDataset, ShardLoader
+from datamodules.span_plan import TrainPlan
 from datamodules.views import ViewParameters, renderer
 
 IMAGES, EPOCH, BATCH, WORKERS = 32, 512, 32, 2
@@ -107,12 +110,12 @@ class Albumentations:
 
 class Ours:
     def __init__(self) -> None:
-        self.view = MultiCropView(MultiCropConfig())
-        self.space, self.count = self.view.space(1), 0
+        self.transform, self.count = MultiCropTransform(), 0
+        self.rows = rows_of(self.transform.allocate(1), 0)
 
     def bytes(self, data: bytes) -> None:
         self.count += 1
-        self.view(RawSample("", "", {"jpg": data}), 0, 0, self.count, self.space, 0)
+        self.transform(RawSample("", "", {"jpg": data}), SampleKey(0, 0, self.count), self.rows)
 
     @staticmethod
     def decode(data: bytes) -> np.ndarray:
@@ -190,11 +193,8 @@ def loaders(files: list[bytes]) -> tuple[list[Line], str]:
         folder = Path(name)
         write(files, folder)
         shards = ShardSet.find(folder, "train-*.tar", "train_shards")
-        plan = partial(_plan, shards)
-        epochs = iter(range(1000))
-        ours = ShardLoader(
-            ShardDataset(shards, MultiCropView(MultiCropConfig()), plan, 0), lambda: next(epochs), WORKERS, False, 4
-        )
+        dataset = ShardDataset(shards, MultiCropTransform(), TrainPlan(shards, BATCH, 0, 1, 0, 1024), 0)
+        ours = ResumableLoader(dataset, Position(), BATCH, WORKERS)
         memory = []
         for _ in range(4):
             assert sum(len(batch["crops"][0]) for batch in ours) == EPOCH
@@ -221,10 +221,6 @@ def loaders(files: list[bytes]) -> tuple[list[Line], str]:
     )
     held = ", ".join(f"{m:.0f}" for m in memory)
     return [line], f"Our process and its workers held {held} MiB after one epoch, two, three and four."
-
-
-def _plan(shards: ShardSet, epoch: int, done: object) -> object:
-    return rest_plan(shards, BATCH, 0, 1, 0, epoch, 1024, ())
 
 
 def resident() -> float:

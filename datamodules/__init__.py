@@ -1,8 +1,35 @@
-"""Images from sharded WebDataset tars."""
+"""Images, and any other samples, from sharded WebDataset tars."""
 
+from datamodules.albumentations_transforms import AlbumentationsImage, AlbumentationsViews, PipelineViews
 from datamodules.imagenet import ImageNetDataModule
 from datamodules.imagenet_s import ImageNetSDataModule
 from datamodules.multicrop import MultiCropConfig
+from datamodules.position import Position
 from datamodules.robustness import RobustnessDataModule, RobustnessSet
+from datamodules.shard_datamodule import ShardDataModule, Split
+from datamodules.transforms import (
+    AnswersTransform,
+    EvaluationTransform,
+    MultiCropTransform,
+    ProbeTransform,
+    Transform,
+)
 
-__all__ = ["ImageNetDataModule", "ImageNetSDataModule", "MultiCropConfig", "RobustnessDataModule", "RobustnessSet"]
+__all__ = [
+    "AlbumentationsImage",
+    "AlbumentationsViews",
+    "AnswersTransform",
+    "EvaluationTransform",
+    "ImageNetDataModule",
+    "ImageNetSDataModule",
+    "MultiCropConfig",
+    "MultiCropTransform",
+    "PipelineViews",
+    "Position",
+    "ProbeTransform",
+    "RobustnessDataModule",
+    "RobustnessSet",
+    "ShardDataModule",
+    "Split",
+    "Transform",
+]

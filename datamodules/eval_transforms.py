@@ -6,7 +6,7 @@ from PIL import Image
 from torchvision.transforms import InterpolationMode
 
 
-class EvalTransform:
+class ResizeCenterCrop:
     """Resize the shorter side (bicubic, antialiased as PIL does), then crop the centre.
 
     Masks go through the same geometry by nearest neighbour.

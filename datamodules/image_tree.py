@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from datamodules.labels import folder_labels
-from datamodules.samples import RawSample, ShardError
+from datamodules.samples import RawSample, ShardError, Source
 
 SUFFIXES = {".jpg": "jpg", ".jpeg": "jpg", ".png": "png", ".webp": "webp"}
 """File endings of images, in any case, and the fields they become."""
@@ -33,25 +33,22 @@ def class_images(folder: Path) -> list[Path]:
     return found
 
 
-class ImageTree:
-    """What a :class:`~datamodules.shards.ShardSet` of one shard is, and its own reader.
+class ImageTree(Source):
+    """A source of one piece, and its own reader.
 
     Args:
         root: the tree.
         synsets: names the classes of folders that are not numbers; see :func:`~datamodules.labels.folder_labels`.
     """
 
-    def __init__(self, root: Path, synsets: str = "imagenet") -> None:
+    def __init__(self, root: str | Path, synsets: str = "imagenet") -> None:
+        root = Path(root).expanduser()
         folders = class_folders(root)
         labels = folder_labels([f.name for f in folders], synsets)
         self.root, self.paths = root, [root]
         self._images = [(path, labels[folder.name]) for folder in folders for path in class_images(folder)]
         self.lengths = np.array([len(self._images)], dtype=np.int64)
         self.starts = np.array([0, len(self._images)])
-
-    def __len__(self) -> int:
-        """Images in all folders."""
-        return len(self._images)
 
     def reader(self) -> "ImageTree":
         return self

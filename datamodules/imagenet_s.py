@@ -1,11 +1,11 @@
 """ImageNet-S: images with foreground masks, for evaluation."""
 
-from typing import Literal
+from datamodules.dataset import Policy
+from datamodules.shard_datamodule import IMAGENET_MEAN, IMAGENET_STD, ShardDataModule, Split
+from datamodules.transforms import EvaluationTransform
 
-from datamodules.imagenet import IMAGENET_MEAN, IMAGENET_STD, ImageNetDataModule
 
-
-class ImageNetSDataModule(ImageNetDataModule):
+class ImageNetSDataModule(ShardDataModule):
     """Images and masks: batches hold ``image``, ``mask`` (B, crop, crop) int32, ``label`` and ``key``.
 
     Mask ids are ImageNet-S's: 0 background, 1000 ignored, anything else foreground.
@@ -22,9 +22,6 @@ class ImageNetSDataModule(ImageNetDataModule):
         cache_dir, cache_gib: where shards from a URL are kept on each node, and how much of each URL's.
     """
 
-    _masks_required = True
-    _labels_required = False
-
     def __init__(
         self,
         root: str,
@@ -33,18 +30,26 @@ class ImageNetSDataModule(ImageNetDataModule):
         num_workers: int = 8,
         resize: int = 256,
         crop: int = 224,
-        policy: Literal["strict", "skip"] = "strict",
+        policy: Policy = "strict",
         prefetch: int = 4,
         mean: tuple[float, float, float] = IMAGENET_MEAN,
         std: tuple[float, float, float] = IMAGENET_STD,
         cache_dir: str | None = None,
         cache_gib: float = 200.0,
     ) -> None:
+        transform = EvaluationTransform(resize, crop, masks_required=True, labels_required=False)
         super().__init__(
-            root=root, val_shards=val_shards, batch_size=batch_size, num_workers=num_workers, resize=resize,
-            crop=crop, policy=policy, prefetch=prefetch, mean=mean, std=std, cache_dir=cache_dir,
+            root,
+            val=Split(val_shards, transform),
+            batch_size=batch_size,
+            num_workers=num_workers,
+            policy=policy,
+            prefetch=prefetch,
+            mean=mean,
+            std=std,
+            cache_dir=cache_dir,
             cache_gib=cache_gib,
-        )  # fmt: skip
+        )
 
-    def _splits(self) -> list[Literal["train", "val"]]:
-        return ["val"]
+    def _option(self, split: str) -> str:
+        return "val_shards"

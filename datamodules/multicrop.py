@@ -5,18 +5,16 @@ decoded, no larger than they need it, and each view is cut, changed and written 
 """
 
 import math
-import os
-import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import permutations
 from typing import NamedTuple
 
-import cv2
 import numpy as np
 
 from datamodules import pixel_ops
-from datamodules.pixel_ops import Box
+from datamodules.pixel_ops import Box, write_planes
+from datamodules.sample_seed import SampleSeed
 from datamodules.views import ViewParameters, renderer
 
 RATIO = (3 / 4, 4 / 3)
@@ -54,28 +52,6 @@ class MultiCropConfig:
     blur_sigma: tuple[float, float] = (0.1, 2.0)
     blur_probs: tuple[float, float, float] = (1.0, 0.1, 0.5)
     solarize_prob: float = 0.2
-
-
-class SampleSeed:
-    """One generator for many transforms, set anew for each sample by a key.
-
-    Philox is counter-based: setting its key costs microseconds, and streams of different keys are independent.
-    """
-
-    def __init__(self) -> None:
-        self._philox = np.random.Philox(0)
-        self.numpy = np.random.Generator(self._philox)
-        self.python = random.Random(0)
-        self._state = self._philox.state
-
-    def set(self, seed: int, epoch: int, index: int) -> None:
-        """The stream of a sample: a function of (seed, epoch, index) alone."""
-        self._state["state"]["key"][:] = (np.uint64(seed % 2**64), np.uint64(epoch << 40 | index))
-        self._state["state"]["counter"][:] = 0
-        self._state["buffer_pos"] = 4  # the buffer of the previous sample is spent
-        self._state["has_uint32"], self._state["uinteger"] = 0, 0
-        self._philox.state = self._state
-        self.python.seed(int(self.numpy.integers(2**63)))
 
 
 JITTER = (pixel_ops.brightness, pixel_ops.contrast, pixel_ops.saturation, pixel_ops.hue)
@@ -198,38 +174,7 @@ def change(view: np.ndarray, p: ViewParameters) -> np.ndarray:
     return pixel_ops.solarize(view) if p.solarize else view
 
 
-def write_planes(view: np.ndarray, flip: bool, planes: np.ndarray) -> None:
-    """(H, W, 3) or (H, W) into (3, H, W)."""
-    if view.ndim == 2:
-        planes[:] = view[:, ::-1] if flip else view
-    else:
-        cv2.split(cv2.flip(view, 1) if flip else view, list(planes))
-
-
 def _scaled(box: Box, x: float, y: float) -> Box:
     """The box over an image that is smaller by x and y."""
     left, top = round(box[0] / x), round(box[1] / y)
     return left, top, round((box[0] + box[2]) / x) - left, round((box[1] + box[3]) / y) - top
-
-
-class ProbeCrop:
-    """The linear probe's training view: RandomResizedCrop (bilinear) and flip.
-
-    Call with (H, W, 3) uint8, the sample's (seed, epoch, index), and the (3, size, size) uint8 array to write to.
-    """
-
-    def __init__(self, size: int, scale: tuple[float, float] = (0.08, 1.0)) -> None:
-        os.environ.setdefault("NO_ALBUMENTATIONS_UPDATE", "1")  # its import would ask the network for a newer version
-        import albumentations as A  # a second, which pretraining does not need
-
-        self.seed = SampleSeed()
-        # antialiased where it shrinks, which cv2's bilinear is not
-        crop = A.RandomResizedCrop(
-            (size, size), scale=scale, ratio=RATIO, interpolation=cv2.INTER_LINEAR, area_for_downscale="image"
-        )
-        self.view = A.Compose([crop, A.HorizontalFlip(p=0.5)])
-        self.view.set_random_state(self.seed.numpy, self.seed.python)
-
-    def __call__(self, image: np.ndarray, seed: int, epoch: int, index: int, out: np.ndarray) -> None:
-        self.seed.set(seed, epoch, index)
-        write_planes(self.view(image=image)["image"], False, out)

@@ -96,3 +96,11 @@ def blur_kernel(sigma: float) -> np.ndarray:
 def solarize(image: np.ndarray) -> np.ndarray:
     """``PIL.ImageOps.solarize(image, 128)``: values from 128 on are inverted."""
     return cv2.LUT(image, _SOLARIZE)
+
+
+def write_planes(view: np.ndarray, flip: bool, planes: np.ndarray) -> None:
+    """(H, W, 3) or (H, W) into (3, H, W)."""
+    if view.ndim == 2:
+        planes[:] = view[:, ::-1] if flip else view
+    else:
+        cv2.split(cv2.flip(view, 1) if flip else view, list(planes))

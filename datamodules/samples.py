@@ -4,6 +4,7 @@ A sample is ``KEY.jpg|jpeg|png|webp`` with ``KEY.cls`` (ASCII integer), optional
 Members are found by these endings, so a dot inside KEY does no harm.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -75,15 +76,25 @@ class SampleReader(Protocol):
     def close(self) -> None: ...
 
 
-class Source(Protocol):
-    """Samples in a fixed order, in pieces: a :class:`ShardSet`, or an ImageTree as one piece."""
+class Source(ABC):
+    """Samples in a fixed order, in pieces: a :class:`~datamodules.shards.ShardSet`, or an ImageTree as one piece.
 
-    @property
-    def paths(self) -> Sequence[Path | str]: ...
+    Attributes:
+        fields: members that its samples may have.
+        paths: of the pieces, for the run's record.
+        lengths: samples in each piece.
+        starts: (pieces + 1) number of each piece's first sample, and in the end of all samples.
+    """
 
+    fields: Sequence[str] = FIELDS
+    paths: Sequence[Path | str]
     lengths: np.ndarray
     starts: np.ndarray
 
-    def __len__(self) -> int: ...
+    def __len__(self) -> int:
+        """Samples in all pieces."""
+        return int(self.starts[-1])
 
-    def reader(self) -> SampleReader: ...
+    @abstractmethod
+    def reader(self) -> SampleReader:
+        """A reader for one process."""

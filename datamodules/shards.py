@@ -11,11 +11,11 @@ import numpy as np
 from braceexpand import braceexpand
 
 from datamodules.remote import ShardCache
-from datamodules.samples import LARGEST, LARGEST_IMAGE, RawSample, Sample, ShardError
+from datamodules.samples import LARGEST, LARGEST_IMAGE, RawSample, Sample, ShardError, Source
 from datamodules.shard_index import INFO_FILES, gone, index_shard, info_lengths, parse_info, shard_lengths
 
 
-class ShardSet:
+class ShardSet(Source):
     """The shards of one split, in a fixed order, with their lengths.
 
     Args:
@@ -34,10 +34,6 @@ class ShardSet:
         self.paths, self.lengths = list(paths), np.asarray(lengths, dtype=np.int64)
         self.starts = np.concatenate([[0], np.cumsum(self.lengths)])
         self._names, self._cache = names, cache
-
-    def __len__(self) -> int:
-        """Samples in all shards."""
-        return int(self.starts[-1])
 
     @classmethod
     def find(cls, root: str | Path, pattern: str, option: str) -> "ShardSet":

@@ -6,7 +6,8 @@ does not depend on the number of workers: worker w of W simply makes batches w, 
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -66,8 +67,8 @@ def train_plan(shards: Source, batch: int, rank: int, world_size: int, seed: int
     return EpochPlan(mine, np.arange(0, span + 1, batch))
 
 
-class Part(NamedTuple):
-    """A stretch of an epoch that ran before a checkpoint."""
+class EpochSegment(NamedTuple):
+    """A stretch of an epoch that ran before a checkpoint, on one number of ranks."""
 
     world_size: int
     batch: int
@@ -76,41 +77,48 @@ class Part(NamedTuple):
     """Batches every rank took."""
 
 
-def rest_plan(
-    shards: Source, batch: int, rank: int, world_size: int, seed: int, epoch: int, window: int, done: Sequence[Part]
+def resume_plan(
+    shards: Source,
+    batch: int,
+    rank: int,
+    world_size: int,
+    seed: int,
+    epoch: int,
+    window: int,
+    done: Sequence[EpochSegment],
 ) -> EpochPlan:
     """What is left of an epoch of :func:`train_plan` after ``done``; on the ranks there are now, however many.
 
-    With the ranks and the batch of the last part it is the rest of that part's own plan, so nothing changes by the
-    interruption. With others, the samples no rank has taken are laid end to end and shared out again: each is still
+    With the ranks and the batch of the last segment it is the rest of that segment's own plan, so nothing changes by
+    the interruption. With others, the samples no rank has taken are laid end to end and shared out again: each is still
     used at most once. ValueError where the samples of a step over all ranks changed, as steps would no longer match.
 
     Args:
-        done: the parts that ran, in order.
+        done: the segments that ran, in order.
     """
     if not done:
         return train_plan(shards, batch, rank, world_size, seed, epoch, window)
     steps = train_steps(len(shards), batch * world_size)
-    if all(part[:2] == (world_size, batch) for part in done):
+    if all(segment[:2] == (world_size, batch) for segment in done):
         plan, past = train_plan(shards, batch, rank, world_size, seed, epoch, window), sum(p.batches for p in done)
         return EpochPlan(plan.order[past * batch :], np.arange(0, (steps - past) * batch + 1, batch))
     orders: list[np.ndarray] = []
-    for number, part in enumerate([*done, Part(world_size, batch, 0)]):
-        if part.world_size * part.batch != batch * world_size:
+    for number, segment in enumerate([*done, EpochSegment(world_size, batch, 0)]):
+        if segment.world_size * segment.batch != batch * world_size:
             raise ValueError(
-                f"the checkpoint lies inside an epoch of {part.world_size * part.batch} samples a step, now they are "
-                f"{batch * world_size}: keep data.init_args.batch_size, or resume from the end of an epoch"
+                f"the checkpoint lies inside an epoch of {segment.world_size * segment.batch} samples a step, now they "
+                f"are {batch * world_size}: keep data.init_args.batch_size, or resume from the end of an epoch"
             )
         if number == 0:
             orders = [
-                train_plan(shards, part.batch, r, part.world_size, seed, epoch, window).order
-                for r in range(part.world_size)
+                train_plan(shards, segment.batch, r, segment.world_size, seed, epoch, window).order
+                for r in range(segment.world_size)
             ]
-        elif part.world_size != len(orders):
+        elif segment.world_size != len(orders):
             left = np.concatenate(orders)
-            orders = np.split(left[: steps * part.batch * part.world_size], part.world_size)
-        orders = [order[part.batches * part.batch :] for order in orders]
-        steps -= part.batches
+            orders = np.split(left[: steps * segment.batch * segment.world_size], segment.world_size)
+        orders = [order[segment.batches * segment.batch :] for order in orders]
+        steps -= segment.batches
     mine = orders[rank]
     return EpochPlan(mine, np.arange(0, steps * batch + 1, batch))
 
@@ -127,3 +135,37 @@ def evaluation_plan(shards: Source, batch: int, rank: int, world_size: int) -> E
     mine = laid_out(shards, np.arange(len(shards.lengths)), bounds[rank], bounds[rank + 1])
     ends = np.minimum(np.arange(batches + 1) * batch, len(mine))
     return EpochPlan(mine, ends)
+
+
+class Plan(Protocol):
+    """What a rank reads of an epoch of which some was done."""
+
+    def __call__(self, epoch: int, done: Sequence[EpochSegment]) -> EpochPlan: ...
+
+
+@dataclass(frozen=True)
+class TrainPlan:
+    """:func:`resume_plan` for one rank of a run; the arguments are explained there."""
+
+    source: Source
+    batch: int
+    rank: int
+    world_size: int
+    seed: int
+    window: int
+
+    def __call__(self, epoch: int, done: Sequence[EpochSegment]) -> EpochPlan:
+        return resume_plan(self.source, self.batch, self.rank, self.world_size, self.seed, epoch, self.window, done)
+
+
+@dataclass(frozen=True)
+class EvaluationPlan:
+    """:func:`evaluation_plan` for one rank of a run: the same in every epoch."""
+
+    source: Source
+    batch: int
+    rank: int
+    world_size: int
+
+    def __call__(self, epoch: int, done: Sequence[EpochSegment]) -> EpochPlan:
+        return evaluation_plan(self.source, self.batch, self.rank, self.world_size)

@@ -15,6 +15,7 @@ from torchmetrics.classification import MulticlassAccuracy
 from backbones import Backbone, Stream
 from heads import HeadSpec
 from heads.linear import pool
+from lightning_modules.feature_cache import cache_features
 from lightning_modules.frozen import FrozenBackboneModule
 from lightning_modules.hparams import global_batch_size, record_hyperparameters
 
@@ -69,6 +70,10 @@ class LinearProbe(FrozenBackboneModule):
         self.images_trained = self.images_encoded = 0  # on this device, over all epochs of this run
         self.val_images = SumMetric()
         self._images = 0
+
+    def setup(self, stage: str) -> None:
+        super().setup(stage)
+        cache_features(self)
 
     def encode(self, images: Tensor) -> Tensor:
         """(B, F): what the heads read, ``self.reads`` beside each other, from one pass without gradients."""

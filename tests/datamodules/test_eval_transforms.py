@@ -9,9 +9,9 @@ from PIL import Image
 from torchvision import transforms
 
 from datamodules.decoding import decode_image, decode_mask
-from datamodules.eval_transforms import EvalTransform
+from datamodules.eval_transforms import ResizeCenterCrop
 from datamodules.samples import RawSample, ShardError
-from datamodules.stream import normalize
+from datamodules.transforms import normalize
 
 MODES = ("RGB", "L", "CMYK", "P", "RGBA", "LA", "1", "I;16", "EXIF")
 
@@ -63,7 +63,7 @@ def test_equals_pil(case):
     image = decode_image(RawSample("shard.tar", "key", {"png": data}))
     assert image.mode == "RGB"
     assert image.size == (width, height)  # EXIF orientation is not applied, as in the reference pipelines
-    ours = torch.from_numpy(EvalTransform(resize, crop).image(image)).int()
+    ours = torch.from_numpy(ResizeCenterCrop(resize, crop).image(image)).int()
     assert (ours - reference(data, resize, crop).int()).abs().max() <= 1
     if mode == "I;16":
         assert 20 < ours.float().mean() < 235  # not the white image that PIL's clipping gives
@@ -79,7 +79,7 @@ def test_masks_follow_the_image():
     raw = RawSample("s", "k", {"mask.png": buffer.getvalue()})
     mask = decode_mask(raw, (160, 120))
     assert np.array_equal(np.asarray(mask), ids)
-    ours = EvalTransform(60, 48).mask(mask)
+    ours = ResizeCenterCrop(60, 48).mask(mask)
     # 120 -> 60 rows; the centre 48 of 60 x 80
     expected = np.asarray(Image.fromarray(ids.astype(np.int32)).resize((80, 60), Image.NEAREST))[6:54, 16:64]
     assert np.array_equal(ours, expected)
@@ -94,7 +94,7 @@ def test_damaged_image_is_named():
 
 def test_crop_larger_than_resize():
     with pytest.raises(ValueError, match="crop=64 must not be larger than resize=32"):
-        EvalTransform(32, 64)
+        ResizeCenterCrop(32, 64)
 
 
 def test_normalize_equals_torchvision():

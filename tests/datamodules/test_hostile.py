@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from datamodules import Position, Transform
+from datamodules.dataset import ShardDataset
+from datamodules.loaders import ResumableLoader
 from datamodules.samples import ShardError
 from datamodules.shards import ShardSet
-from datamodules.span_plan import Part, rest_plan
-from datamodules.stream import ResumableLoader, ShardDataset
+from datamodules.span_plan import EpochSegment, resume_plan
 from tests.datamodules.test_shards import consume, png
 
 
@@ -63,8 +65,8 @@ def test_what_is_too_large_is_refused(what, tmp_path):
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000  # KiB
 
 
-class BytesRead:
-    """A view that shows what this process has read, by the system's own count, since the plan was made."""
+class BytesRead(Transform):
+    """Shows what this process has read, by the system's own count, since the plan was made."""
 
     fields = ("jpg", "cls")
     start = 0
@@ -73,10 +75,7 @@ class BytesRead:
     def total():
         return int(Path("/proc/self/io").read_text().split()[1])  # rchar
 
-    def space(self, n):
-        return {}
-
-    def __call__(self, raw, seed, epoch, index, space, row):
+    def __call__(self, raw, key, rows):
         return {"read": BytesRead.total() - BytesRead.start}
 
     def empty(self):
@@ -100,12 +99,12 @@ def test_a_resume_late_in_an_epoch_reads_two_shards_at_most(tmp_path):
 
     def plan(epoch, done):
         BytesRead.start = BytesRead.total()
-        return rest_plan(shards, batch, 0, 1, 0, epoch, per_shard, done)
+        return resume_plan(shards, batch, 0, 1, 0, epoch, per_shard, done)
 
     loader = ResumableLoader(
-        ShardDataset(shards, BytesRead(), plan, 0), lambda: epoch, 2, False, 1, lambda: 1125, 1, batch
+        ShardDataset(shards, BytesRead(), plan, 0), Position(epoch=epoch, batches=1125), batch, 2, 1
     )
-    loader.load_state_dict({"epoch": epoch, "parts": [Part(1, batch, 1125)]})
+    loader.load_state_dict({"epoch": epoch, "parts": [EpochSegment(1, batch, 1125)]})
     batches = iter(loader)
     first = [next(batches), next(batches)]
     whole = plan(epoch, ())

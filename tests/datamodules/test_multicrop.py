@@ -11,10 +11,12 @@ from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 from scipy import stats
 from torchvision.transforms import ColorJitter, RandomResizedCrop
 
+from datamodules.buffers import rows_of
 from datamodules.decoding import EncodedImage
-from datamodules.multicrop import MultiCrop, MultiCropConfig, ProbeCrop, SampleSeed, render_in_python
+from datamodules.multicrop import MultiCrop, MultiCropConfig, render_in_python
+from datamodules.sample_seed import SampleKey, SampleSeed
 from datamodules.samples import RawSample
-from datamodules.stream import MultiCropView, collate
+from datamodules.transforms import MultiCropTransform, ProbeTransform
 from datamodules.views import renderer
 
 WIDTH, HEIGHT, SAMPLES = 500, 375, 3000
@@ -227,23 +229,24 @@ def test_a_large_jpeg_is_decoded_smaller():
 def test_a_batch_is_written_where_it_stays(image):
     """One piece of memory for all views of a batch, and the same pixels as from the views alone."""
     config = MultiCropConfig(global_size=16, local_size=8, num_local=2)
-    view, file = MultiCropView(config), io.BytesIO()
+    transform, file = MultiCropTransform(config), io.BytesIO()
     Image.fromarray(image).save(file, "PNG")
-    space = view.space(3)
-    rest = [view(RawSample("s", "k", {"png": file.getvalue(), "cls": b"7"}), 0, 0, i, space, i) for i in range(3)]
-    assert len({t.untyped_storage().data_ptr() for t in space["crops"]}) == 1
-    assert collate(rest)["label"].tolist() == [7, 7, 7]
+    raw, buffers = RawSample("s", "k", {"png": file.getvalue(), "cls": b"7"}), transform.allocate(3)
+    samples = [transform(raw, SampleKey(0, 0, i), rows_of(buffers, i)) for i in range(3)]
+    assert len({t.untyped_storage().data_ptr() for t in buffers["crops"]}) == 1
+    assert transform.collate(samples)["label"].tolist() == [7, 7, 7]
     for index in range(3):
-        for batch, alone in zip(space["crops"], MultiCrop(config)(image, 0, 0, index), strict=True):
+        for batch, alone in zip(buffers["crops"], MultiCrop(config)(image, 0, 0, index), strict=True):
             assert np.array_equal(batch[index].numpy(), alone)
 
 
 def test_probe_crop(image):
-    crop, out, again = ProbeCrop(20), np.empty((3, 20, 20), np.uint8), np.empty((3, 20, 20), np.uint8)
-    crop(image, 0, 0, 0, out)
-    crop(image, 0, 0, 7, out)
-    ProbeCrop(20)(image, 0, 0, 7, again)
+    out, again = np.empty((3, 20, 20), np.uint8), np.empty((3, 20, 20), np.uint8)
+    crop = ProbeTransform(20).crop
+    crop(image, SampleKey(0, 0, 0), out)
+    crop(image, SampleKey(0, 0, 7), out)
+    ProbeTransform(20).crop(image, SampleKey(0, 0, 7), again)
     assert np.array_equal(out, again)
     board = (np.indices((120, 120)).sum(0) % 2 * 255).astype(np.uint8)[..., None].repeat(3, -1)
-    ProbeCrop(20, (0.9, 1.0))(board, 0, 0, 0, out)
+    ProbeTransform(20, (0.9, 1.0)).crop(board, SampleKey(0, 0, 0), out)
     assert out.std() < 20  # it shrinks to grey, where cv2's bilinear keeps the contrast

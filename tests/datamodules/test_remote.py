@@ -7,7 +7,6 @@ import threading
 import time
 from collections import Counter
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -85,12 +84,6 @@ def batches(root, cache, workers):
     data = ImageNetDataModule(
         str(root), view="multicrop", batch_size=8, num_workers=workers, resize=16, crop=16, cache_dir=str(cache),
         multicrop=MultiCropConfig(global_size=16, local_size=8, num_local=1), shuffle_window=7,
-    )  # fmt: skip
-    progress = SimpleNamespace(current=SimpleNamespace(processed=0))
-    data.trainer = SimpleNamespace(
-        world_size=1, global_rank=0, accumulate_grad_batches=1, current_epoch=0,
-        strategy=SimpleNamespace(root_device=SimpleNamespace(type="cpu")),
-        fit_loop=SimpleNamespace(epoch_progress=progress, epoch_loop=SimpleNamespace(batch_progress=progress)),
     )  # fmt: skip
     return list(data.train_dataloader()), list(data.val_dataloader())
 

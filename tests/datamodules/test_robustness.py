@@ -2,15 +2,13 @@
 
 import json
 from importlib.resources import files
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 from timm.data import ImageNetInfo
 
-from datamodules import RobustnessDataModule, RobustnessSet, prepare
+from datamodules import Position, RobustnessDataModule, RobustnessSet, prepare
 from datamodules.labels import folder_labels, subset_classes, validation_labels
 from datamodules.samples import ShardError
 
@@ -35,8 +33,7 @@ def tree(root, folders, per_folder=1, start=1):
 
 def batches(root, sets, rank=0, world=1, batch_size=4, workers=0):
     data = RobustnessDataModule(str(root), sets, batch_size=batch_size, num_workers=workers, resize=16, crop=16)
-    strategy = SimpleNamespace(root_device=torch.device("cpu"))
-    data.trainer = SimpleNamespace(global_rank=rank, world_size=world, strategy=strategy, current_epoch=0)
+    data.position = Position(rank, world)
     data.prepare_data()
     return data, [list(loader) for loader in data.val_dataloader()]
 

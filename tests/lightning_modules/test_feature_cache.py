@@ -2,8 +2,12 @@
 
 import pytest
 import torch
+from lightning.pytorch import Trainer
 
-from datamodules.features import EncodedSplit, FeatureLoader, ShuffledFeatureLoader
+from backbones import VisionTransformer
+from datamodules import ImageNetDataModule, Position
+from lightning_modules import KNN, HeadSpec, LinearProbe
+from lightning_modules.feature_cache import EncodedSplit, FeatureLoader, ShuffledFeatureLoader
 from tests.processes import run_ranks
 
 
@@ -16,7 +20,7 @@ def split(count, start=0):
 
 
 def loader(count=11, batch=3, seed=5, rank=0, world=1, at=(0, 0)):
-    return ShuffledFeatureLoader(split(count), batch, seed, rank, world, lambda: at)
+    return ShuffledFeatureLoader(split(count), batch, seed, Position(rank, world, epoch=at[0], batches=at[1]))
 
 
 def keys(batches):
@@ -31,6 +35,52 @@ def test_every_sample_once_in_order():
         assert batch["features"][:, 0].tolist() == [2.0 * i for i in batch["label"].tolist()]
         assert batch["key"] == [f"k{i}" for i in batch["label"].tolist()]
         assert len(batch["shard"]) == len(batch["key"]) and batch["skipped"] == []
+
+
+@pytest.mark.parametrize("shape", [(), (5,), (2, 3)])
+def test_features_of_any_shape(shape):
+    batches = [{"label": torch.tensor([i]), "key": [f"k{i}"], "shard": ["s.tar"]} for i in range(4)]
+    found = EncodedSplit.of(
+        iter(batches), lambda batch: batch["label"].float().view(1, *[1] * len(shape)).expand(1, *shape)
+    )
+    for batch in FeatureLoader(found, 3):
+        assert batch["features"].shape == (len(batch["key"]), *shape)
+        assert (batch["features"].reshape(len(batch["key"]), -1) == batch["label"][:, None]).all()
+
+
+def test_another_module_makes_its_own_features(shards):
+    """A data module goes from one to the next, and to one that makes none."""
+    data = ImageNetDataModule(
+        str(shards), val_shards="validation-*.tar", view="features", batch_size=8, num_workers=0, resize=16, crop=16
+    )
+    found = []
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        probe = LinearProbe(
+            VisionTransformer(img_size=16, patch_size=4, embed_dim=16, depth=1, num_heads=2),
+            [HeadSpec(1)],
+            num_classes=10,
+        )
+        trainer(max_epochs=1).fit(probe, data)
+        batch = next(iter(data.val_dataloader()))
+        images = next(iter(data.predict_dataloader()))
+        assert batch["key"] == images["key"] and "image" not in batch
+        alone = probe.encode(data.on_after_batch_transfer(images, 0)["image"])
+        torch.testing.assert_close(batch["features"], alone)
+        found.append(batch["features"])
+    assert not torch.allclose(*found)
+    with pytest.raises(ValueError, match=r"view=features wants a model with encode\(images\).*; KNN has none"):
+        trainer().validate(KNN(probe.backbone, num_classes=10), data, verbose=False)
+    data.trainer = None
+    with pytest.raises(ValueError, match="such as LinearProbe; there is none"):
+        data.train_dataloader()
+
+
+def trainer(**kwargs):
+    return Trainer(
+        accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        enable_model_summary=False, **kwargs,
+    )  # fmt: skip
 
 
 def test_a_new_order_each_epoch():
@@ -64,7 +114,7 @@ def test_too_few():
 
 
 def uneven(rank):
-    own = ShuffledFeatureLoader(split(*((11, 0), (8, 11))[rank]), 2, 0, rank, 2, lambda: (0, 0))
+    own = ShuffledFeatureLoader(split(*((11, 0), (8, 11))[rank]), 2, 0, Position(rank, 2))
     return len(own), keys(own)
 
 

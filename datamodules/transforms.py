@@ -1,0 +1,266 @@
+"""What a batch shows of its samples: the contract, and what images are turned into here.
+
+Shapes: n samples of a batch, H x W pixels, K views, A answers.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from datamodules.buffers import Buffers, Rows, allocate
+from datamodules.collation import collate
+from datamodules.decoding import decode_image, decode_mask, open_image
+from datamodules.eval_transforms import ResizeCenterCrop
+from datamodules.labels import validation_labels, validation_number
+from datamodules.multicrop import RATIO, MultiCrop, MultiCropConfig
+from datamodules.pipelines import SeededPipeline, probe_steps
+from datamodules.sample_seed import SampleKey
+from datamodules.samples import IMAGE_FIELDS, RawSample, ShardError
+
+IMAGES = ("image", "crops")
+"""What entries that hold images are called, unless a transform says otherwise."""
+
+
+class Transform(ABC):
+    """What a batch shows of a sample; subclass it for another kind of data.
+
+    A subclass says what a sample becomes (:meth:`__call__`) and what a batch of no samples holds (:meth:`empty`),
+    which declares each entry for all batches. It lives in the loading processes and draws at random from the
+    sample's key alone, so that the stream of samples depends neither on the number of workers nor on an interruption.
+
+    Attributes:
+        fields: members of a sample that are read.
+        images: entries that hold uint8 images, normalised to floats on the device.
+    """
+
+    fields: Sequence[str] = (*IMAGE_FIELDS, "cls")
+    images: Sequence[str] = IMAGES
+
+    def prepare(self) -> None:  # noqa: B027  # most need nothing
+        """What all loading processes need done once, such as compiling or importing; called before they start."""
+
+    def allocate(self, n: int) -> Buffers:
+        """Buffers for n samples, whose rows :meth:`__call__` writes; a copy less for large entries than returning them.
+
+        Not needed: what is returned of samples is collated. See :func:`datamodules.buffers.allocate`.
+        """
+        return {}
+
+    @abstractmethod
+    def __call__(self, raw: RawSample, key: SampleKey, rows: Rows) -> dict[str, Any]:
+        """Makes a sample.
+
+        Args:
+            raw: its bytes.
+            key: what its randomness is a function of; ``key.generator()`` draws.
+            rows: its rows of what :meth:`allocate` gave, to write to.
+
+        Returns:
+            The rest, by entry: integers, floats, arrays, strings. Batches have ``key``, ``shard``, ``skipped`` and
+            ``split`` by themselves.
+
+        Raises:
+            ShardError: for a sample that is not as it should be, naming it; the ``policy`` says what follows.
+        """
+
+    @abstractmethod
+    def empty(self) -> dict[str, Any]:
+        """The entries of a batch of no samples, buffers left out.
+
+        They declare those of all batches: a tensor (0, ...) stacks integers, floats or arrays of that shape and dtype;
+        a list keeps one element a sample, so arrays of unequal shape, such as boxes (n_i, 4), become a list of tensors.
+        Entries that are not declared are stacked where all samples have one and shapes agree.
+        """
+
+    def collate(self, samples: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """What samples returned, at least one, to the entries of a batch."""
+        return collate(samples, self.empty(), type(self).__name__)
+
+    def finish(self, batch: dict[str, Any], normalize: Callable[[Tensor], Tensor]) -> dict[str, Any]:
+        """Completes a batch on the device it was moved to.
+
+        Args:
+            batch: all of it.
+            normalize: uint8 images (..., 3, H, W) to normalised floats in the model's dtype.
+        """
+        return finish_images(batch, normalize, self.images)
+
+
+def finish_images(
+    batch: dict[str, Any], normalize: Callable[[Tensor], Tensor], images: Sequence[str] = IMAGES
+) -> dict[str, Any]:
+    """A batch whose entries ``images`` are normalised where they are uint8; see :meth:`Transform.finish`."""
+    return batch | {name: _normalized(batch[name], normalize) for name in images if name in batch}
+
+
+def _normalized(value: Any, normalize: Callable[[Tensor], Tensor]) -> Any:
+    if isinstance(value, list):
+        return [_normalized(one, normalize) for one in value]
+    return normalize(value) if isinstance(value, Tensor) and value.dtype == torch.uint8 else value
+
+
+def normalize(image: Tensor, mean: Sequence[float], std: Sequence[float], dtype: torch.dtype) -> Tensor:
+    """(..., 3, H, W) uint8 on any device to (x / 255 - mean) / std in ``dtype``."""
+    scale = torch.tensor(std, dtype=dtype, device=image.device).mul(255).reciprocal()[:, None, None]
+    shift = torch.tensor([-m / s for m, s in zip(mean, std, strict=True)], dtype=dtype, device=image.device)
+    return torch.addcmul(shift[:, None, None], image.to(dtype), scale)
+
+
+def label_of(raw: RawSample, required: bool = True) -> int:
+    """A sample's class; -1 where it has none and needs none."""
+    return raw.label() if required or "cls" in raw.fields else -1
+
+
+class ImageTransform(Transform):
+    """Makes ``image`` (n, 3, size, size) uint8 in place, and ``label`` (n) int64.
+
+    Args:
+        size: side in pixels.
+        labels_required: a sample without class is an error; otherwise its label is -1.
+    """
+
+    def __init__(self, size: int, labels_required: bool = True) -> None:
+        self.size, self.labels_required = size, labels_required
+
+    def allocate(self, n: int) -> Buffers:
+        return {"image": allocate([(n, 3, self.size, self.size)])[0]}
+
+    def empty(self) -> dict[str, Any]:
+        return {"label": torch.empty(0, dtype=torch.int64)}
+
+
+class MultiCropTransform(Transform):
+    """``crops``: the views of DINO, K tensors (n, 3, size, size) uint8; and ``label``, -1 where a sample has no class.
+
+    Args:
+        multicrop: the views.
+    """
+
+    def __init__(self, multicrop: MultiCropConfig = MultiCropConfig()) -> None:  # noqa: B008  # a value, never changed
+        self.multicrop = multicrop
+
+    @cached_property
+    def crops(self) -> MultiCrop:
+        """Compiles the renderer when it is first asked for."""
+        return MultiCrop(self.multicrop)
+
+    def prepare(self) -> None:
+        _ = self.crops
+
+    def allocate(self, n: int) -> Buffers:
+        return {"crops": allocate([(n, 3, kind.size, kind.size) for kind in self.crops.kinds])}
+
+    def __call__(self, raw: RawSample, key: SampleKey, rows: Rows) -> dict[str, Any]:
+        image = open_image(raw)
+        parameters = self.crops.draw(*image.size, *key)
+        pixels = image.pixels(self.crops.reduction(parameters))
+        self.crops.render(pixels, image.size, parameters, rows["crops"])
+        return {"label": label_of(raw, required=False)}  # pretraining needs no classes
+
+    def empty(self) -> dict[str, Any]:
+        return {"label": torch.empty(0, dtype=torch.int64)}
+
+
+class ProbeTransform(ImageTransform):
+    """``image`` under the linear probe's augmentation (RandomResizedCrop, flip), and ``label``.
+
+    Args:
+        size: side of the image in pixels.
+        scale: range of the crop's area over the image's.
+    """
+
+    def __init__(self, size: int = 224, scale: tuple[float, float] = (0.08, 1.0)) -> None:
+        super().__init__(size)
+        self.scale = scale
+
+    @cached_property
+    def crop(self) -> SeededPipeline:
+        """Imports albumentations when it is first asked for."""
+        return SeededPipeline(probe_steps(self.size, self.scale, RATIO), self.size, "probe")
+
+    def prepare(self) -> None:
+        _ = self.crop
+
+    def __call__(self, raw: RawSample, key: SampleKey, rows: Rows) -> dict[str, Any]:
+        self.crop(open_image(raw).pixels(), key, rows["image"])
+        return {"label": label_of(raw)}
+
+
+class EvaluationTransform(ImageTransform):
+    """``image`` under the evaluation transform, ``label``, and ``mask`` (n, crop, crop) int32.
+
+    Batches have ``mask`` where each of their samples has one.
+
+    Args:
+        resize: shorter side after resizing, in pixels.
+        crop: side of the centre crop.
+        masks_required: a sample without mask is an error.
+        labels_required: a sample without class is an error; otherwise its label is -1.
+    """
+
+    fields: Sequence[str] = (*IMAGE_FIELDS, "cls", "mask.png")
+
+    def __init__(
+        self, resize: int = 256, crop: int = 224, masks_required: bool = False, labels_required: bool = True
+    ) -> None:
+        super().__init__(crop, labels_required)
+        self.geometry, self.masks_required = ResizeCenterCrop(resize, crop), masks_required
+
+    def __call__(self, raw: RawSample, key: SampleKey, rows: Rows) -> dict[str, Any]:
+        image = decode_image(raw)
+        sample: dict[str, Any] = {"label": label_of(raw, self.labels_required)}
+        if self.masks_required or "mask.png" in raw.fields:
+            sample["mask"] = self.geometry.mask(decode_mask(raw, image.size))
+        rows["image"][:] = self.geometry.image(image)
+        return sample
+
+    def empty(self) -> dict[str, Any]:
+        masks = torch.empty(0, self.size, self.size, dtype=torch.int32)
+        return super().empty() | ({"mask": masks} if self.masks_required else {})
+
+
+class AnswersTransform(EvaluationTransform):
+    """``image`` under the evaluation transform, ``label``, and ``answers`` (n, A): right classes, padded with -1.
+
+    Args:
+        resize, crop: see EvaluationTransform.
+        labels: label lists of the ILSVRC validation images in their order: ``imagenet_real``, or a JSON file; None
+            for a sample's own class, whose A is 1.
+    """
+
+    fields = (*IMAGE_FIELDS, "cls", "json")
+
+    def __init__(self, resize: int = 256, crop: int = 224, labels: str | None = None) -> None:
+        super().__init__(resize, crop)
+        self._labels = labels
+
+    @cached_property
+    def lists(self) -> list[list[int]] | None:
+        """The label lists, read when they are first asked for."""
+        return None if self._labels is None else validation_labels(self._labels)
+
+    @cached_property
+    def width(self) -> int:
+        """A."""
+        return 1 if self.lists is None else max(1, max(map(len, self.lists), default=1))
+
+    def prepare(self) -> None:
+        _ = self.width
+
+    def __call__(self, raw: RawSample, key: SampleKey, rows: Rows) -> dict[str, Any]:
+        sample = super().__call__(raw, key, rows)
+        right = [sample["label"]]
+        if self.lists is not None:
+            number = validation_number(f"{raw.key} {raw.fields.get('json', b'').decode(errors='replace')}")
+            if number >= len(self.lists):
+                raise ShardError(f"{raw.name} is image {number + 1}; there are labels for {len(self.lists)}")
+            right = self.lists[number]
+        return sample | {"answers": np.array(right + [-1] * (self.width - len(right)), dtype=np.int64)}
+
+    def empty(self) -> dict[str, Any]:
+        return super().empty() | {"answers": torch.empty(0, self.width, dtype=torch.int64)}
