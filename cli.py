@@ -80,7 +80,11 @@ def with_found_configs(args: list[str]) -> list[str]:
 
 
 def main(args: list[str] | None = None) -> None:
-    """Runs one command. Wrong input ends with exit code 1 or 2 and a last line that says what to change."""
+    """Runs one command, the process's own or ``args``.
+
+    Wrong input ends with exit code 1 or 2 and a last line that says what to change.
+    """
+    own = args is None
     args = sys.argv[1:] if args is None else args
     if not args or args[0] in ("-h", "--help", "help"):
         print(help_text())
@@ -99,7 +103,10 @@ def main(args: list[str] | None = None) -> None:
         sys.path.append(os.getcwd())
     import lightning_cli
 
-    lightning_cli.run(with_found_configs(args))
+    args = with_found_configs(args)
+    if own:
+        sys.argv[1:] = args
+    lightning_cli.run(None if own else args)
 
 
 def share_the_processors() -> None:

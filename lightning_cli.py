@@ -149,8 +149,8 @@ class CLI(LightningCLI):
         seed_everything(config["seed_everything"], workers=True, verbose=False)
 
 
-def run(args: list[str]) -> None:
-    """Runs one command. Wrong input ends with exit code 1 or 2 and a last line that says what to change."""
+def run(args: list[str] | None) -> None:
+    """Runs one command, the process's own or ``args``; see :func:`cli.main`."""
     set_loader("yaml", _load_unique)
     keep_freed_memory()
     try:

@@ -1,7 +1,7 @@
-"""The demo's training step beside busy loops on all processors: threads that spin at barriers against ones that sleep.
+"""The demo's training step beside busy loops on all processors: threads that spin against threads that sleep.
 
-``python benchmarks/busy_processors.py`` starts each run as a process of its own, since OpenMP reads OMP_WAIT_POLICY when
-it starts. Where two threads share a processor with other work, one that spins takes it from the one it waits for.
+``python benchmarks/busy_processors.py`` starts each run as a process of its own, since OpenMP reads OMP_WAIT_POLICY
+when it starts. Where two threads share a processor with other work, one that spins takes it from the one it waits for.
 """
 
 import os

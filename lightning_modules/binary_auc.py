@@ -210,7 +210,7 @@ class BinaryAUCEvaluation(FrozenBackboneModule):
         found: dict[MapName, dict[str, float]] = {}
         for grid, names in self._grids.items():
             metric = self.metrics[grid_name(grid)]
-            values = metric.compute()
+            values = {k: v.reshape(-1) for k, v in metric.compute().items()}  # torchmetrics squeezes a single map's
             metric.reset()
             for i, name in enumerate(names):
                 found[name] = {kind: values[kind][i].item() for kind in SCORES}

@@ -218,3 +218,49 @@ def test_features_of_a_model_that_encodes_none(shards, tmp_path, capsys):
     assert (
         "view=features wants a model with encode(images), such as LinearProbe; DINO has none" in capsys.readouterr().err
     )
+
+
+SWIN = """
+model:
+  init_args:
+    backbone:
+      class_path: backbones.TimmModel
+      init_args: {name: swin_tiny_patch4_window7_224, img_size: 64, pretrained: false, drop_path: 0.0}
+"""
+
+
+def test_a_pyramid_of_timm(shards, tmp_path):
+    """Stages of unequal widths under one head, and of unequal grids under one AUC."""
+    (tmp_path / "swin.yaml").write_text(SWIN)
+    size = [f"--data.init_args.{key}=64" for key in ("resize", "crop")]
+    overlay = ["-c", str(tmp_path / "swin.yaml"), *size]
+    heads = "[{n_last_blocks: 2, pooling: cls+max, lr: 0.1}, {n_last_blocks: 1, pooling: mean, lr: 0.1}]"
+    probe = ["--data.init_args.probe_size=64", f"--model.init_args.heads={heads}", "--trainer.max_epochs=1"]
+    table = read_results(run("fit", "linear_probe", shards, tmp_path, "vit", *overlay, *probe))
+    assert [row["parameters"] for row in table["rows"]] == [10 * (2 * (384 + 768) + 1), 10 * 769]
+    folder = run("validate", "binary_auc", shards, tmp_path, "vit", *overlay, "--model.init_args.pictures=2")
+    rows = read_results(folder)["rows"]
+    assert [row["map"] for row in rows] == [f"block{i}/similarity" for i in range(4)] + ["shuffled"]
+    assert all(row["images"] + row["skipped"] == 20 for row in rows)
+    with np.load(folder / "results.npz") as kept:
+        assert [kept[f"maps/block{i}/similarity"].shape[1:] for i in range(4)] == [(16, 16), (8, 8), (4, 4), (2, 2)]
+        assert kept["maps/shuffled"].shape == (2, 2, 2)
+    with pytest.raises(SystemExit):
+        run("validate", "binary_auc", shards, tmp_path, "vit", *overlay, "--model.init_args.maps=[mixing]")
+
+
+@pytest.mark.parametrize(("name", "same", "other"), [("vim", "branch", "residual"), ("vit", "residual", "branch")])
+def test_what_is_published_is_one_of_the_streams(name, same, other, shards, tmp_path):
+    """Vim's branch, ViT's residual stream: the same scores; the other stream gives others. k-NN and probe follow."""
+
+    def scores(task, verb, stream):
+        folder = tmp_path / f"{task}-{stream}"
+        folder.mkdir()
+        rows = read_results(run(verb, task, shards, folder, name, f"--model.init_args.stream={stream}"))["rows"]
+        key = {"binary_auc": "auc", "linear_probe": "top1_last", "knn": "top1"}[task]
+        return [row[key] for row in rows if row.get("kind", "similarity") == "similarity"]
+
+    auc = {stream: scores("binary_auc", "validate", stream) for stream in ("published", same, other)}
+    assert auc["published"] == auc[same] != auc[other]
+    assert scores("linear_probe", "fit", "published") == scores("linear_probe", "fit", same)
+    assert scores("knn", "validate", "published") == scores("knn", "validate", "residual")

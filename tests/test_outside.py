@@ -2,8 +2,6 @@
 
 import io
 import json
-import os
-import subprocess
 import sys
 
 import numpy as np
@@ -11,8 +9,8 @@ import pytest
 import torch
 from PIL import Image
 
+import cli
 from datamodules.prepare import write_split
-from tests.tiny_runs import ROOT
 
 BACKBONE = '''
 """A pyramid of three stages: strided convolutions, a global filter as token mixer, and a norm at the end."""
@@ -222,120 +220,87 @@ def folder(shards, tmp_path_factory):
     return folder
 
 
-def dinomamba(folder, command, *files, extra=()):
-    """As a user types it in that folder."""
-    args = [a for f in ("base.yaml", *files) for a in ("-c", f)]
-    env = os.environ | {"PYTHONPATH": str(ROOT)}
-    return subprocess.run(
-        [sys.executable, "-m", "cli", command, *args, *extra],
-        cwd=folder,
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
+@pytest.fixture
+def dinomamba(folder, monkeypatch, capfd):
+    """``dinomamba COMMAND -c base.yaml -c FILE …`` as typed in that folder: exit code and the last line of its errors."""
+
+    def command(verb, *files, extra=()):
+        args = [a for f in ("base.yaml", *files) for a in ("-c", f)]
+        with monkeypatch.context() as patch:
+            patch.chdir(folder)
+            patch.setattr(sys, "path", [p for p in sys.path if p])
+            try:
+                cli.main([verb, *args, *extra])
+            except SystemExit as stop:
+                return stop.code, capfd.readouterr().err.strip().splitlines()[-1]
+        return 0, ""
+
+    return command
 
 
-def ran(folder, name, command, *files, extra=()):
-    done = dinomamba(folder, command, *files, extra=(*extra, "--trainer.logger.init_args.name", name))
-    assert done.returncode == 0, done.stderr[-2000:]
-    return folder / "runs" / name
+@pytest.fixture
+def run(folder, dinomamba):
+    """The folder of a run that must end well."""
+
+    def command(name, verb, *files, extra=()):
+        assert dinomamba(verb, *files, extra=(*extra, "--trainer.logger.init_args.name", name)) == (0, "")
+        return folder / "runs" / name
+
+    return command
 
 
 def results(run):
     return json.loads((run / "results.json").read_text())
 
 
-def test_a_backbone_and_a_method(folder):
+EVALUATIONS = {  # name -> verb, and files before common.yaml and NAME.yaml
+    "probe": ("fit", "task/linear_probe.yaml", "data/demo.yaml"),
+    "knn": ("validate", "task/knn.yaml", "data/demo.yaml"),
+    "auc": ("validate", "task/binary_auc.yaml", "data/demo_s.yaml"),
+}
+
+
+def test_a_backbone_and_a_method(run):
     """Pretraining resumes; probe, k-NN and Binary-AUC read its weights and each stage's own width and grid."""
-    files = ("common.yaml", "simclr.yaml", "backbone.yaml")
-    pretrained = ran(folder, "simclr", "fit", *files)
-    weights = ["--model.init_args.backbone_weights", str(pretrained / "checkpoints/last.ckpt")]
-    state = torch.load(pretrained / "checkpoints/last.ckpt", weights_only=True)
-    assert (state["global_step"] == 6 and "val/knn_top1" in str(state)) or (
-        pretrained / "checkpoints/best.ckpt"
-    ).exists()
-    ran(folder, "simclr", "fit", *files, extra=["--trainer.max_epochs", "3", "--ckpt_path", "auto"])
+    files = ("simclr.yaml", "common.yaml", "backbone.yaml")
+    pretrained = run("simclr", "fit", *files)
+    assert torch.load(pretrained / "checkpoints/last.ckpt", weights_only=True)["global_step"] == 6
+    assert (pretrained / "checkpoints/best.ckpt").exists()  # by the base's k-NN
+    run("simclr", "fit", *files, extra=["--trainer.max_epochs", "3", "--ckpt_path", "auto"])
     assert torch.load(pretrained / "checkpoints/last.ckpt", weights_only=True)["global_step"] == 9
 
-    probe = results(
-        ran(
-            folder,
-            "probe",
-            "fit",
-            "task/linear_probe.yaml",
-            "data/demo.yaml",
-            "common.yaml",
-            "probe.yaml",
-            "backbone.yaml",
-            extra=weights,
-        )
-    )
+    weights = ["--model.init_args.backbone_weights", str(pretrained / "checkpoints/last.ckpt")]
+    found = {
+        name: run(name, verb, *files, "common.yaml", f"{name}.yaml", "backbone.yaml", extra=weights)
+        for name, (verb, *files) in EVALUATIONS.items()
+    }
+    probe, knn, auc = (results(found[name]) for name in EVALUATIONS)
     assert probe["complete"] and probe["backbone"] == "TinyPyramid" and "lightning" in probe["weights"]
     assert [row["parameters"] for row in probe["rows"]] == [10 * (2 * (8 + 16) + 1), 10 * 17]
-
-    knn = results(
-        ran(
-            folder,
-            "knn",
-            "validate",
-            "task/knn.yaml",
-            "data/demo.yaml",
-            "common.yaml",
-            "knn.yaml",
-            "backbone.yaml",
-            extra=weights,
-        )
-    )
     assert knn["rows"][0]["bank"] == 24 and knn["rows"][0]["queries"] == 20
-
-    run = ran(
-        folder,
-        "auc",
-        "validate",
-        "task/binary_auc.yaml",
-        "data/demo_s.yaml",
-        "common.yaml",
-        "auc.yaml",
-        "backbone.yaml",
-        extra=weights,
-    )
-    rows = results(run)["rows"]  # a pyramid has no mixing matrix: those maps are left out
-    assert [(row["map"], row["block"]) for row in rows] == [
-        ("block0/similarity", 0),
-        ("block1/similarity", 1),
-        ("shuffled", 1),
-    ]
-    with np.load(run / "results.npz") as kept:
+    # a pyramid has no mixing matrix: those maps are left out
+    names = [("block0/similarity", 0), ("block1/similarity", 1), ("shuffled", 1)]
+    assert [(row["map"], row["block"]) for row in auc["rows"]] == names
+    with np.load(found["auc"] / "results.npz") as kept:
         assert kept["maps/block0/similarity"].shape == (3, 8, 8) and kept["maps/block1/similarity"].shape == (3, 4, 4)
-    run = ran(
-        folder,
-        "predicted",
-        "predict",
-        "task/binary_auc.yaml",
-        "data/demo_s.yaml",
-        "common.yaml",
-        "auc.yaml",
-        "backbone.yaml",
-        extra=weights,
-    )
-    parts = [np.load(path) for path in sorted((run / "predictions").glob("*.npz"))]
+
+    _, *files = EVALUATIONS["auc"]
+    predicted = run("predicted", "predict", *files, "common.yaml", "auc.yaml", "backbone.yaml", extra=weights)
+    parts = [np.load(path) for path in sorted((predicted / "predictions").glob("*.npz"))]
     assert sum(len(part["key"]) for part in parts) == 20 and parts[0]["embedding"].shape[1] == 16
     assert parts[0]["maps/block0/similarity"].shape[1:] == (8, 8)
 
 
-def test_data_with_ragged_targets(folder):
-    run = ran(
-        folder, "boxes", "fit", "common.yaml", "boxes.yaml", "backbone.yaml", extra=["--data.init_args.root", "shards"]
-    )
-    assert torch.load(run / "checkpoints/last.ckpt", weights_only=True)["global_step"] == 4
-    assert (run / "checkpoints/best.ckpt").exists()
+def test_data_with_ragged_targets(run):
+    found = run("boxes", "fit", "boxes.yaml", "common.yaml", "backbone.yaml", extra=["--data.init_args.root", "shards"])
+    assert torch.load(found / "checkpoints/last.ckpt", weights_only=True)["global_step"] == 4
+    assert (found / "checkpoints/best.ckpt").exists()
 
 
-def test_what_a_user_gets_wrong_is_said_in_a_line(folder):
+def test_what_a_user_gets_wrong_is_said_in_a_line(folder, dinomamba):
     (folder / "wrong.yaml").write_text("model: {init_args: {temprature: 0.5}}")
-    done = dinomamba(folder, "fit", "common.yaml", "simclr.yaml", "backbone.yaml", "wrong.yaml")
-    assert done.returncode == 2 and "did you mean 'temperature'?" in done.stderr.splitlines()[-1]
+    code, said = dinomamba("fit", "simclr.yaml", "common.yaml", "backbone.yaml", "wrong.yaml")
+    assert code == 2 and "did you mean 'temperature'?" in said
     (folder / "wrong.yaml").write_text("model: {init_args: {backbone: {class_path: my_backbone.Pyramid}}}")
-    done = dinomamba(folder, "fit", "common.yaml", "simclr.yaml", "wrong.yaml")
-    assert done.returncode != 0 and "my_backbone.Pyramid" in done.stderr.splitlines()[-1]
+    code, said = dinomamba("fit", "simclr.yaml", "common.yaml", "wrong.yaml")
+    assert code == 2 and "my_backbone.Pyramid" in said
