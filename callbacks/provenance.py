@@ -15,6 +15,7 @@ from common import native
 from common.files import write_json, write_text
 
 PACKAGES = (
+    "dinomamba",
     "torch",
     "torchvision",
     "lightning",
