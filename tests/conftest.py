@@ -1,5 +1,4 @@
 import os
-from pathlib import Path
 
 import pytest
 
@@ -11,12 +10,6 @@ from datamodules import prepare
 from tests.tiny_runs import run
 
 torch.set_num_threads(2)
-
-
-@pytest.fixture(scope="session")
-def golden_dir() -> Path:
-    """Reference tensors; GOLDEN_DIR points at other files of the same kind."""
-    return Path(os.environ.get("GOLDEN_DIR", Path(__file__).parent / "golden"))
 
 
 @pytest.fixture(scope="session")

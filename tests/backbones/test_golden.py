@@ -6,7 +6,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from backbones import MambaReg, SupervisedMambaReg, SupervisedVim, VisionMamba, VisionTransformer, weights
+from backbones import MambaReg, MambaRegMamba1, VimMamba1, VisionMamba, VisionTransformer, weights
+from tests.golden_files import golden_files, present
 
 
 def shared_dims_of(state, inner):
@@ -45,7 +46,7 @@ def supervised_dims_of(state):
 
 
 def open_golden(path):
-    tensors = load_file(path)
+    tensors = load_file(present(path))
     state = {k.removeprefix("state/"): v for k, v in tensors.items() if k.startswith("state/")}
     sizes = [k.removeprefix("input/") for k in tensors if k.startswith("input/")]
     return tensors, state, sizes
@@ -60,10 +61,8 @@ def close(ours, golden):
     torch.testing.assert_close(ours, golden.double(), atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize(("name", "family"), [("vim", VisionMamba), ("mambar", MambaReg)])
-@pytest.mark.parametrize("backend", ["torch", "recurrent"])
-def test_mamba(golden_dir, name, family, backend):
-    tensors, state, sizes = open_golden(golden_dir / f"{name}.safetensors")
+def check_mamba(path, family, backend):
+    tensors, state, sizes = open_golden(path)
     model = family(**dims_of(state), backend=backend).double().eval()
     model.load_state_dict({k: v.double() for k, v in state.items()})
     for size in sizes:
@@ -74,10 +73,23 @@ def test_mamba(golden_dir, name, family, backend):
         close(ours, last)
 
 
-@pytest.mark.parametrize(("name", "family"), [("vim", SupervisedVim), ("mambar", SupervisedMambaReg)])
-def test_supervised(golden_dir, name, family, tmp_path):
+@pytest.mark.parametrize("backend", ["torch", "recurrent"])
+@golden_files("vim*.safetensors", without="*mamba1*")
+def test_vim(path, backend):
+    check_mamba(path, VisionMamba, backend)
+
+
+@pytest.mark.parametrize("backend", ["torch", "recurrent"])
+@golden_files("mambar*.safetensors", without="*mamba1*")
+def test_mambar(path, backend):
+    check_mamba(path, MambaReg, backend)
+
+
+@golden_files("*mamba1*.safetensors")
+def test_supervised(path, tmp_path):
     """From a file in the published layout, ``ckpt["model"]``: features and logits, and the backbone by itself."""
-    tensors, state, sizes = open_golden(golden_dir / f"{name}_mamba1_supervised.safetensors")
+    tensors, state, sizes = open_golden(path)
+    family = MambaRegMamba1 if "neck.weight" in state else VimMamba1
     torch.save({"model": state, "epoch": 299}, tmp_path / "published.pth")
     model, alone = (family(**(supervised_dims_of(state) | classes)) for classes in ({}, {"num_classes": 0}))
     for each in (model, alone):
@@ -90,8 +102,9 @@ def test_supervised(golden_dir, name, family, tmp_path):
         assert torch.equal(alone(images), model.embedding(images))
 
 
-def test_vit(golden_dir):
-    tensors, state, sizes = open_golden(golden_dir / "vit.safetensors")
+@golden_files("vit*.safetensors")
+def test_vit(path):
+    tensors, state, sizes = open_golden(path)
     patch = state["patch_embed.proj.weight"].shape[-1]
     model = VisionTransformer(
         img_size=patch * round((state["pos_embed"].shape[1] - 1) ** 0.5),

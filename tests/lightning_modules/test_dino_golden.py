@@ -2,7 +2,6 @@
 
 import re
 
-import pytest
 import torch
 from lightning.pytorch import Callback, Trainer
 from safetensors import safe_open
@@ -11,6 +10,7 @@ from safetensors.torch import load_file
 from backbones import MambaReg, VisionMamba
 from lightning_modules import DINO
 from tests.backbones.test_golden import dims_of
+from tests.golden_files import golden_files, present
 
 
 def number(pattern, text):
@@ -30,10 +30,8 @@ class Recorder(Callback):
         self.rows.append(self.scheduled | {"loss": outputs["loss"].item()})
 
 
-@pytest.fixture
-def golden(golden_dir):
-    path = golden_dir / "dino_trajectory.safetensors"
-    with safe_open(path, "pt") as file:
+def open_trajectory(path):
+    with safe_open(present(path), "pt") as file:
         return load_file(path), file.metadata()
 
 
@@ -98,8 +96,9 @@ class Epochs(torch.utils.data.IterableDataset):
         return iter(self.steps[start : start + self.per_epoch])
 
 
-def test_trajectory(golden, tmp_path):
-    tensors, meta = golden
+@golden_files("dino_trajectory*.safetensors")
+def test_trajectory(path, tmp_path):
+    tensors, meta = open_trajectory(path)
     module, per_epoch = build(tensors, meta), int(meta["steps_per_epoch"])
     recorder = Recorder()
     trainer = Trainer(
