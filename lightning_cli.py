@@ -61,6 +61,12 @@ def explain(message: str) -> str:
     )
     if problem:
         message = f"{key[1] + ' ' if key else ''}({problem[1]}): {problem[2]}"
+        if problem[1] in ("lightning.LightningModule", "lightning.LightningDataModule"):
+            kind = "model" if problem[1].endswith("LightningModule") else "data"
+            return (
+                f"{kind}: arguments stand before any class_path; files apply in their order, so name the task first "
+                "(-c task/dino.yaml), or give the class_path where the arguments are"
+            )
         option = re.search(r"Option '([\w.]+)' is not accepted", problem[2])
         if option:
             message += _nearest(problem[1], option[1])

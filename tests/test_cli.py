@@ -226,7 +226,7 @@ def test_configs_are_found_from_any_folder(tmp_path, monkeypatch, capsys):
     (tmp_path / "task/dino.yaml").write_text("model: {init_args: {lr: 0.5}}")
     with pytest.raises(SystemExit):
         cli.main(["fit", "-c", "base.yaml", "-c", "task/dino.yaml", "--print_config"])
-    assert "required" in capsys.readouterr().err  # ours, which names no class
+    assert "name the task first (-c task/dino.yaml)" in capsys.readouterr().err  # ours, which names no class
     with pytest.raises(SystemExit):
         cli.main(["fit", "-c", "task/dion.yaml"])
     assert "task/dion.yaml" in capsys.readouterr().err.splitlines()[-1]
