@@ -58,5 +58,5 @@ evaluate: ## a linear probe once more on a split held out: CHECKPOINT=probe.ckpt
 
 $(EXPERIMENTS) $(TARGETS) $(PARTS): .venv/.ready
 	@$(BIN)/python -m experiments $@ --data='$(DATA)' --models='$(MODELS)' --checkpoint='$(CHECKPOINT)' --runs='$(RUNS)' \
-	--imagenet='$(IMAGENET)' --imagenet-s='$(IMAGENET_S)' --robustness='$(ROBUSTNESS)' --seed='$(SEED)' --args='$(ARGS)' \
+	--imagenet='$(IMAGENET)' --imagenet-s='$(IMAGENET_S)' --robustness='$(ROBUSTNESS)' --seed='$(SEED)' --args='$(subst ','\'',$(ARGS))' \
 	--launch='$(LAUNCH)' --jobs='$(JOBS)' --threads='$(patsubst OMP_NUM_THREADS=%,%,$(THREADS))' $(if $(DRY),--dry-run)

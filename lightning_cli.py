@@ -55,12 +55,11 @@ def _refuse_duplicates(node: yaml.Node | None) -> None:
 
 def explain(message: str) -> str:
     """jsonargparse's message cut to what is wrong and what to change."""
-    key = re.search(r'[Pp]arser key "([\w.]+)"', message)
-    problem = re.search(
-        r"Problem with given class_path '([\w.]+)': (.+?)(?: - Expected a | Given value type|$)", message
-    )
+    keys = re.findall(r'[Pp]arser key "([\w.]+)"', message)
+    *_, innermost = message.split("Problem with given class_path ")
+    problem = re.match(r"'([\w.]+)': (.+?)(?: - Expected a | Given value type|$)", innermost)
     if problem:
-        message = f"{key[1] + ' ' if key else ''}({problem[1]}): {problem[2]}"
+        message = f"{'.'.join(keys)} ({problem[1]}): {problem[2]}".strip()
         if problem[1] in ("lightning.LightningModule", "lightning.LightningDataModule"):
             kind = "model" if problem[1].endswith("LightningModule") else "data"
             return (
@@ -77,6 +76,20 @@ def explain(message: str) -> str:
     return message
 
 
+def reason_of(message: str) -> str:
+    """The line of an error's message that says why.
+
+    jsonargparse lists what each type of a union objects to, ours among it, and ends with the value; others end with the
+    reason.
+    """
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    objections = [line.removeprefix("- ") for line in lines if line.startswith("- ")]
+    objections = [line for line in objections if not line.startswith("Expected a ")]
+    if "Does not validate against any of the Union subtypes" in message and objections:
+        return objections[-1]
+    return lines[-1] if lines else ""
+
+
 def _nearest(class_path: str, option: str) -> str:
     """Which argument of a class was probably meant."""
     module, _, name = class_path.rpartition(".")
@@ -86,7 +99,10 @@ def _nearest(class_path: str, option: str) -> str:
 
 
 class Parser(LightningArgumentParser):
-    """Ends with one line that says what to change, after the usage hint."""
+    """Ends with one line that says what to change, after the usage hint; takes no name for another."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs | {"allow_abbrev": False})
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         if not self.exit_on_error:
@@ -168,8 +184,8 @@ def run(args: list[str] | None) -> None:
         sys.exit(128 + signal.SIGTERM)
     except (ValueError, FloatingPointError, OSError, yaml.YAMLError) as error:
         traceback.print_exc()
-        reason = [line.strip() for line in str(error).splitlines() if line.strip()]
+        reason = [reason_of(str(error))]
         if isinstance(error, OSError) and error.errno == errno.ENOSPC:
             reason.append(f"the disk is full ({error}); make room and go on with --ckpt_path auto")
-        sys.stderr.write(f"error: {reason[-1] if reason else type(error).__name__}\n")
+        sys.stderr.write(f"error: {reason[-1] or type(error).__name__}\n")
         sys.exit(1)

@@ -4,6 +4,7 @@ Shapes: B images, D num_features, D_i width of block or stage i, h x w patch gri
 T read-out tokens (the one CLS, or Mamba-Reg's registers).
 """
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
@@ -126,7 +127,7 @@ class Backbone(nn.Module, ABC):
 
     def get_classifier(self) -> nn.Module:
         """The last linear layer; an identity where there is none."""
-        return self.head
+        return getattr(self, "head", nn.Identity())
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
         """A new classifier, or none for 0.
@@ -139,14 +140,13 @@ class Backbone(nn.Module, ABC):
         Raises:
             ValueError: for another pooling, naming those allowed.
         """
-        if global_pool is not None:
-            if global_pool not in self.pools:
-                allowed = ", ".join(map(repr, self.pools))
-                raise ValueError(f"global_pool={global_pool!r}; {type(self).__name__} allows {allowed}")
-            self.global_pool = global_pool
-        if num_classes < 0 or (num_classes and not self.global_pool):
-            raise ValueError(f"num_classes={num_classes} with global_pool={self.global_pool!r}: a classifier needs one")
-        self.num_classes = num_classes
+        pool = self.global_pool if global_pool is None else global_pool
+        if pool not in self.pools:
+            allowed = ", ".join(map(repr, self.pools))
+            raise ValueError(f"global_pool={pool!r}; {type(self).__name__} allows {allowed}")
+        if num_classes < 0 or (num_classes and not pool):
+            raise ValueError(f"num_classes={num_classes} with global_pool={pool!r}: a classifier reads pooled features")
+        self.num_classes, self.global_pool = num_classes, pool
         self._build_classifier()
 
     def _build_classifier(self) -> None:
@@ -183,11 +183,11 @@ class Backbone(nn.Module, ABC):
 
         The final norm goes with the last block, and a classifier is a group of its own, as in timm's models.
         """
-        blocks = sorted({info["module"].rpartition(".")[0] for info in self.feature_info})
-        inside = "|".join(name.replace(".", r"\.") for name in blocks)
+        blocks = [re.escape(info["module"]) for info in self.feature_info]
+        with_last = (99999,)  # timm's mark of what goes with the group before it
         return {
-            "stem": rf"^(?!(?:{inside})\.\d|norm|neck|head)",
-            "blocks": [(rf"^(?:{inside})\.(\d+)", None), (r"^norm(?!_neck)", (99999,))],
+            "stem": rf"^(?!(?:{'|'.join(blocks)})\.|norm|neck|head)",
+            "blocks": [(rf"^{block}\.", (i,)) for i, block in enumerate(blocks)] + [(r"^norm(?!_neck)", with_last)],
         }
 
     def param_groups(self, weight_decay: float, layer_decay: float | None = None) -> list[dict[str, Any]]:
@@ -200,8 +200,8 @@ class Backbone(nn.Module, ABC):
         """
         spared = self.no_weight_decay()
         if layer_decay is None:
-            return param_groups_weight_decay(self, weight_decay, spared)
-        return param_groups_layer_decay(self, weight_decay, spared, layer_decay=layer_decay)
+            return param_groups_weight_decay(self, weight_decay, no_weight_decay_list=spared)
+        return param_groups_layer_decay(self, weight_decay, no_weight_decay_list=spared, layer_decay=layer_decay)
 
     # ---- checkpoints --------------------------------------------------------------------------------------
 

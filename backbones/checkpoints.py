@@ -91,7 +91,8 @@ def read(path: str | Path) -> dict[str, Any]:
         with torch.serialization.safe_globals(_SAFE):
             content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # the unpickler and zip reader raise many types
-        raise ValueError(f"{path} cannot be read as weights ({type(error).__name__}: {error})") from None
+        reason = str(error).splitlines()[0] if str(error) else "no message"  # torch adds advice and an address
+        raise ValueError(f"{path} cannot be read as weights ({type(error).__name__}: {reason})") from None
     if not isinstance(content, dict):
         raise ValueError(f"{path} holds a {type(content).__name__}, wanted a dict of tensors or a checkpoint")
     return content

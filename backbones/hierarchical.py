@@ -28,15 +28,23 @@ class HierarchicalBackbone(Backbone):
     global_pool = "avg"
 
     @abstractmethod
-    def _stages(self, images: Tensor) -> Iterator[StageTrace]:
-        """Runs the stages one after the other; their maps follow ``feature_info``."""
+    def _stages(self, images: Tensor) -> Iterator[Tensor | StageTrace]:
+        """Runs the stages one after the other.
+
+        Yields the map (B, D_i, h_i, w_i) after each, as ``feature_info`` says; or a StageTrace, where the family tells
+        what its token mixers add.
+        """
+
+    def _traces(self, images: Tensor) -> Iterator[StageTrace]:
+        for found in self._stages(images):
+            yield found if isinstance(found, StageTrace) else StageTrace(found)
 
     def _normalize(self, stage: int, features: Tensor) -> Tensor:
         """(B, D_i, h_i, w_i) a stage's map behind the norm that it is published with; as it is, unless overridden."""
         return features
 
     def forward_features(self, images: Tensor) -> Features:
-        *_, last = self._stages(images)
+        *_, last = self._traces(images)
         return self._sorted(self.depth - 1, last.residual)
 
     def pooled_features(self, images: Tensor) -> Tensor:
@@ -48,7 +56,7 @@ class HierarchicalBackbone(Backbone):
     ) -> list[Features]:
         wanted, read = self.block_indices(n), self.resolve_stream(stream)
         found = []
-        for stage, trace in enumerate(self._stages(images)):
+        for stage, trace in enumerate(self._traces(images)):
             if stage in wanted:
                 features = trace.residual if read == "residual" else trace.branch
                 if features is None:

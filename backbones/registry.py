@@ -14,6 +14,10 @@ from backbones.base import Backbone, Stream
 _TIMM_ONLY = ("pretrained_cfg", "pretrained_cfg_overlay", "cache_dir", "scriptable", "exportable", "no_jit")
 
 
+# what timm's training script passes, mostly 0
+_DROPOUTS = {"drop_rate", "proj_drop_rate", "attn_drop_rate", "pos_drop_rate", "patch_drop_rate", "drop_block_rate"}
+
+
 class FeatureExtractor(nn.Module):
     """What ``features_only=True`` returns: images (B, C, H, W) to a list of maps (B, D_i, h_i, w_i).
 
@@ -61,6 +65,9 @@ def _entry_point(family: type[Backbone], name: str, arguments: dict[str, Any]) -
             raise ValueError(f"{name}: out_indices={out_indices} means nothing without features_only=True")
         for key in _TIMM_ONLY:
             overrides.pop(key, None)
+        for key in _DROPOUTS & overrides.keys():
+            if rate := overrides.pop(key):
+                raise ValueError(f"{name}: {key}={rate}; these backbones have no dropout, only 0 is allowed")
         if "drop_path_rate" in overrides:
             overrides["drop_path"] = overrides.pop("drop_path_rate")
         model = family(**{**arguments, **overrides})

@@ -1,16 +1,17 @@
 """Any timm model with patch tokens or a feature map, behind the Backbone interface."""
 
+import inspect
+import re
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from functools import cached_property
 from typing import Any
 
 import timm
-import torch
 from timm.layers import resample_abs_pos_embed
-from timm.optim import param_groups_layer_decay, param_groups_weight_decay
 from torch import Tensor, nn
 
 from backbones.base import CLASSIFIER_PREFIXES, BlockView, Features, MixingBackbone, Stream
+from backbones.timm_attention import AttentionWatch, tells_its_branch, token_attention
 
 
 class TimmModel(MixingBackbone):
@@ -43,26 +44,24 @@ class TimmModel(MixingBackbone):
         if not timm.is_model(name):
             near = timm.list_models(f"*{name.split('_')[0]}*")[:5]
             raise ValueError(f"timm has no model {name!r}; near it: {', '.join(near) or 'none'}")
-        sizes = {"drop_path_rate": drop_path} | ({} if img_size is None else {"img_size": img_size})
-        try:  # transformers resample their positions with this switch; other families do not know it
-            model = timm.create_model(name, pretrained, num_classes=0, dynamic_img_size=True, **sizes)
-        except TypeError:
-            model = timm.create_model(name, pretrained, num_classes=0, **sizes)
+        model = _create(name, img_size, pretrained, drop_path)
         if not hasattr(model, "forward_intermediates"):
             raise ValueError(f"timm's {name} offers no forward_intermediates, so it has no feature maps to probe")
         self.model = model
         self.weights_source = f"timm's {name}" if pretrained else "random initialisation"
         self.num_features = getattr(model, "head_hidden_size", None) or model.num_features
         self.feature_info = [dict(info) for info in model.feature_info]
-        self.num_prefix = getattr(model, "num_prefix_tokens", 0)
-        self.has_cls = self.reads_tokens = getattr(model, "cls_token", None) is not None
+        # some models put their class token in behind the blocks, whose features then have none
+        prefixes = "return_prefix_tokens" in inspect.signature(model.forward_intermediates).parameters
+        self.num_prefix = getattr(model, "num_prefix_tokens", 0) if prefixes else 0
+        self.has_cls = self.reads_tokens = self.num_prefix > 0 and getattr(model, "cls_token", None) is not None
         embed = getattr(model, "patch_embed", None)
         patch = getattr(embed, "patch_size", None)
         reduction = self.feature_info[-1]["reduction"]
         self.patch_size = patch[0] if isinstance(patch, tuple) and len({reduction, patch[0]}) == 1 else reduction
         # blocks of one width and grid share the final norm; stages of a pyramid come as they are
         self.pyramid = len({(info["num_chs"], info["reduction"]) for info in self.feature_info}) > 1
-        self._attention = None if self.pyramid else _one_attention_a_block(model, self.feature_info)
+        self._normed = not self.pyramid and isinstance(getattr(model, "norm", None), nn.Module)
 
     # ---- forward ------------------------------------------------------------------------------------------
 
@@ -93,7 +92,7 @@ class TimmModel(MixingBackbone):
         outputs = self.model.forward_intermediates(
             images,
             indices=order,
-            norm=not self.pyramid,
+            norm=self._normed,
             output_fmt="NCHW",
             intermediates_only=True,
             **options,
@@ -116,11 +115,16 @@ class TimmModel(MixingBackbone):
     def _branches(self, images: Tensor, wanted: Sequence[int]) -> dict[int, Features]:
         """What the attention of each of those blocks adds to the stream, behind the final norm."""
         modules = self._attention_modules("stream='branch'")
-        with _Watch(outputs={i: _added_by(self._block(i), modules[i]) for i in set(wanted)}) as watch:
+        blocks = {i: (self._block(i), modules[i]) for i in set(wanted)}
+        if not self._normed or not all(tells_its_branch(block) for block, _ in blocks.values()):
+            raise ValueError(
+                f"stream='branch': timm's {type(self.model).__name__} does not tell what its attention adds"
+            )
+        with AttentionWatch(added=blocks) as watch:
             h, w = self._features(images, [self.depth - 1])[self.depth - 1].patches.shape[-2:]
         found = {}
         for i in set(wanted):
-            tokens = self.model.norm(watch.seen[i])
+            tokens = self.model.norm(watch.added[i])
             prefix, patches = tokens[:, : self.num_prefix], tokens[:, self.num_prefix :]
             found[i] = self._sorted(prefix, patches.transpose(1, 2).unflatten(-1, (h, w)))
         return found
@@ -134,7 +138,21 @@ class TimmModel(MixingBackbone):
 
     # ---- mixing -------------------------------------------------------------------------------------------
 
+    @cached_property
+    def _attention(self) -> list[str] | None:
+        """Names of the blocks' attention modules, found out when first asked for; None where there are no such."""
+        if self.pyramid:
+            return None
+        config, embed = self.model.default_cfg, getattr(self.model, "patch_embed", None)
+        height, width = getattr(embed, "img_size", None) or config["input_size"][-2:]
+        parameter = next(self.model.parameters())
+        images = parameter.new_zeros(1, getattr(self.model, "in_chans", config["input_size"][0]), height, width)
+        reduction = self.feature_info[0]["reduction"]
+        tokens = self.num_prefix + (height // reduction) * (width // reduction)
+        return token_attention(self.model, [info["module"] for info in self.feature_info], images, tokens)
+
     def mixes_tokens(self) -> bool:
+        """Runs the model on a blank image when first asked."""
         return self._attention is not None
 
     def _block(self, block: int) -> nn.Module:
@@ -159,20 +177,20 @@ class TimmModel(MixingBackbone):
         modules = self._attention_modules("mixing")
         if not self.has_cls:
             raise ValueError(f"{type(self.model).__name__} has no class token, so no CLS row of a mixing matrix")
-        with _AttentionMaps({i: modules[i] for i in wanted}) as attention:
+        with AttentionWatch({i: modules[i] for i in wanted}) as watch:
             features = get(images, wanted)
         h, w = features[wanted[0]].patches.shape[-2:]
         views = []
         for i in wanted:
-            rows = attention.seen[i][:, :, : self.num_prefix, self.num_prefix :].transpose(1, 2).unflatten(-1, (h, w))
+            rows = watch.maps[i][:, :, : self.num_prefix, self.num_prefix :].transpose(1, 2).unflatten(-1, (h, w))
             views.append(BlockView(features[i], rows[:, :1], rows[:, 1:] if self.num_prefix > 1 else None))
         return views
 
     def token_mixing(self, images: Tensor, block: int = -1) -> Tensor:
         wanted = self.block_index(block)
-        with _AttentionMaps({wanted: self._attention_modules("token_mixing")[wanted]}) as attention:
+        with AttentionWatch({wanted: self._attention_modules("token_mixing")[wanted]}) as watch:
             self.model(images)
-        return attention.seen[wanted]
+        return watch.maps[wanted]
 
     def decompose(self, images: Tensor, blocks: Sequence[int] = (-1,)) -> list[list[Any]]:
         """Always a ValueError: timm's attention does not give its values away."""
@@ -182,9 +200,11 @@ class TimmModel(MixingBackbone):
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """Through timm's own switch. ValueError for models that have none."""
-        if not hasattr(self.model, "set_grad_checkpointing"):
-            raise ValueError(f"timm's {type(self.model).__name__} has no gradient checkpointing")
-        self.model.set_grad_checkpointing(enable)
+        try:
+            self.model.set_grad_checkpointing(enable)
+        except (AttributeError, AssertionError):
+            if enable:
+                raise ValueError(f"timm's {type(self.model).__name__} has no gradient checkpointing") from None
         super().set_grad_checkpointing(enable)
 
     def no_weight_decay(self) -> set[str]:
@@ -192,21 +212,19 @@ class TimmModel(MixingBackbone):
         return {f"model.{name}" for name in names}
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
-        """timm's own, whose patterns are of names within ``model``."""
-        return self.model.group_matcher(coarse)
-
-    def param_groups(self, weight_decay: float, layer_decay: float | None = None) -> list[dict[str, Any]]:
-        spared = {name.removeprefix("model.") for name in self.no_weight_decay()}
-        if layer_decay is None:
-            return param_groups_weight_decay(self.model, weight_decay, spared)
-        return param_groups_layer_decay(self.model, weight_decay, spared, layer_decay=layer_decay)
+        """timm's own, of names within ``model``. ValueError for models without one."""
+        if not hasattr(self.model, "group_matcher"):
+            raise ValueError(f"timm's {type(self.model).__name__} does not group its parameters by depth")
+        return {key: _within_model(patterns) for key, patterns in self.model.group_matcher(coarse).items()}
 
     def adapt_state_dict(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
         """Names of a timm model's own file get our prefix; positions of another grid are resampled as timm does."""
         if not any(k.startswith("model.") for k in state):
             state = {f"model.{k}": v for k, v in state.items()}
         own = self.state_dict()
-        classifiers = tuple(f"model.{prefix}" for prefix in CLASSIFIER_PREFIXES)
+        named = self.model.default_cfg.get("classifier") or ()
+        named = (named,) if isinstance(named, str) else tuple(named)
+        classifiers = tuple(f"model.{prefix}" for prefix in (*CLASSIFIER_PREFIXES, *(f"{name}." for name in named)))
         state = {k: v for k, v in state.items() if k in own or not k.startswith(classifiers)}
         pos, wanted = state.get("model.pos_embed"), own.get("model.pos_embed")
         grid = getattr(getattr(self.model, "patch_embed", None), "grid_size", None)
@@ -218,73 +236,35 @@ class TimmModel(MixingBackbone):
         return state
 
 
-def _one_attention_a_block(model: nn.Module, feature_info: list[dict[str, Any]]) -> list[str] | None:
-    """The name of each block's only attention module; None where a block has none, or more than one."""
-    found = []
-    for info in feature_info:
-        block = info["module"]
-        inside = [
-            f"{block}.{name}"
-            for name, module in model.get_submodule(block).named_modules()
-            if hasattr(module, "fused_attn") and isinstance(getattr(module, "attn_drop", None), nn.Module)
-        ]
-        if len(inside) != 1:
-            return None
-        found += inside
-    return found
+def _create(name: str, img_size: int | tuple[int, int] | None, pretrained: bool, drop_path: float) -> nn.Module:
+    """timm's model without a classifier. ValueError for an option that its family does not have."""
+    options: dict[str, Any] = {} if img_size is None else {"img_size": img_size}
+    if drop_path:
+        options["drop_path_rate"] = drop_path
+    try:  # transformers resample their positions with this switch; other families do not know it
+        return timm.create_model(name, pretrained, num_classes=0, dynamic_img_size=True, **options)
+    except TypeError:
+        pass
+    try:
+        return timm.create_model(name, pretrained, num_classes=0, **options)
+    except TypeError as error:
+        refused = [key for key in options if f"'{key}'" in str(error)]
+        if not refused:
+            raise
+        hint = {"img_size": "leave it null: it takes images of any size", "drop_path_rate": "set drop_path to 0"}
+        key = "drop_path" if refused[0] == "drop_path_rate" else refused[0]
+        raise ValueError(
+            f"{key}={options[refused[0]]}: timm's {name} does not have this option; {hint[refused[0]]}"
+        ) from None
 
 
-def _added_by(block: nn.Module, attention: nn.Module) -> nn.Module:
-    """The module whose output enters the residual sum: LayerScale behind the attention, or the attention itself."""
-    scale = getattr(block, "ls1", None)
-    return scale if isinstance(scale, nn.Module) else attention
-
-
-class _Watch(AbstractContextManager["_Watch"]):
-    """While open, keeps what some modules return, by number."""
-
-    def __init__(self, outputs: dict[int, nn.Module]) -> None:
-        self.seen: dict[int, Tensor] = {}
-        self._outputs = outputs
-
-    def __enter__(self) -> "_Watch":
-        self._hooks = [m.register_forward_hook(self._keeper(i)) for i, m in self._outputs.items()]
-        return self
-
-    def _keeper(self, number: int) -> Any:
-        def keep(_: nn.Module, inputs: Any, output: Tensor) -> None:
-            self.seen[number] = output
-
-        return keep
-
-    def __exit__(self, *_: object) -> None:
-        for hook in self._hooks:
-            hook.remove()
-
-
-class _AttentionMaps(AbstractContextManager["_AttentionMaps"]):
-    """While open, some of timm's attention modules take their explicit path, and their maps are kept by number."""
-
-    def __init__(self, modules: dict[int, nn.Module]) -> None:
-        self.seen: dict[int, Tensor] = {}
-        self._modules = modules
-
-    def __enter__(self) -> "_AttentionMaps":
-        self._fused = {i: m.fused_attn for i, m in self._modules.items()}
-        self._hooks = []
-        for number, module in self._modules.items():
-            module.fused_attn = False
-            self._hooks.append(module.attn_drop.register_forward_pre_hook(self._keeper(number)))
-        return self
-
-    def _keeper(self, number: int) -> Any:
-        def keep(_: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
-            self.seen[number] = inputs[0]
-
-        return keep
-
-    def __exit__(self, *_: object) -> None:
-        for number, module in self._modules.items():
-            module.fused_attn = self._fused[number]
-        for hook in self._hooks:
-            hook.remove()
+def _within_model(patterns: Any) -> Any:
+    """timm's patterns of parameter names, for the same names behind ``model.``."""
+    if isinstance(patterns, str):
+        without_anchors = re.sub(r"(?<!\[)\^", "", patterns)
+        return rf"^model\.(?:{without_anchors})"
+    if isinstance(patterns, tuple):
+        return (_within_model(patterns[0]), *patterns[1:])
+    if isinstance(patterns, list):
+        return [_within_model(pattern) for pattern in patterns]
+    return patterns

@@ -21,8 +21,14 @@ def collate(samples: Sequence[dict[str, Any]], declared: Mapping[str, Any], who:
         who: the transform's name, for messages.
 
     Raises:
-        ValueError: if samples differ from a declared tensor, naming the entry.
+        ValueError: if a sample lacks what is declared, or differs from a declared tensor, naming the entry.
     """
+    for name in declared:
+        if lacking := sum(name not in sample for sample in samples):
+            raise ValueError(
+                f"{who}: {lacking} of {len(samples)} samples of a batch have no {name!r}, which empty() declares; "
+                "return it for each, empty where there is nothing, or leave it out of empty()"
+            )
     batch: dict[str, Any] = {}
     for name in samples[0]:
         if all(name in sample for sample in samples):
@@ -42,7 +48,13 @@ def _is_array(value: Any) -> bool:
 
 def _stacked(name: str, values: list[Any], declared: Tensor, who: str) -> Tensor:
     if not _is_array(values[0]):
-        return torch.tensor(values, dtype=declared.dtype)
+        try:
+            return torch.tensor(values, dtype=declared.dtype)
+        except (TypeError, ValueError):
+            wrong = next(v for v in values if not isinstance(v, (int, float)))
+            raise ValueError(
+                f"{who}: a sample's {name!r} is {wrong!r}, but empty() declares {declared.dtype}"
+            ) from None
     tensors = _tensors(values)
     for one in tensors:
         if one.shape != declared.shape[1:] or one.dtype != declared.dtype:

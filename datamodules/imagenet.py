@@ -9,6 +9,8 @@ from datamodules.multicrop import MultiCropConfig
 from datamodules.shard_datamodule import IMAGENET_MEAN, IMAGENET_STD, LoaderWrap, ShardDataModule, Split
 from datamodules.transforms import EvaluationTransform, MultiCropTransform, ProbeTransform, Transform
 
+VIEWS = ("multicrop", "probe", "features", "knn")
+
 
 class ImageNetDataModule(ShardDataModule):
     """Labelled images in shards, as the tasks want to see them.
@@ -68,6 +70,8 @@ class ImageNetDataModule(ShardDataModule):
         multicrop_pipelines: list[PipelineViews] | None = None,
         probe_pipeline: list[dict] | None = None,
     ) -> None:
+        if view not in VIEWS:
+            raise ValueError(f"data.init_args.view={view!r}; allowed: {', '.join(VIEWS)}")
         evaluation = EvaluationTransform(resize, crop)
         training: Transform
         if view == "features":

@@ -199,17 +199,18 @@ def _png(array: np.ndarray) -> bytes:
 
 
 def demo(
-    out: str, train: int = 4000, validation: int = 1000, samples_per_shard: int = 500, overwrite: bool = False
-) -> None:
+    out: str, train: int = 4000, validation: int = 1000, test: int = 1000, samples_per_shard: int = 500,
+    overwrite: bool = False,
+) -> None:  # fmt: skip
     """The embedded data set, drawn here: ten classes of textures on random objects, with masks.
 
     Args:
         out: folder for the shards.
-        train, validation: samples in each split.
+        train, validation, test: samples in each split.
         samples_per_shard: samples in a shard.
         overwrite: replace what is there.
     """
-    for split, count, seed in (("train", train, 1), ("validation", validation, 2)):
+    for split, count, seed in (("train", train, 1), ("validation", validation, 2), ("test", test, 3)):
         samples = (
             {
                 "__key__": f"{i:08d}",

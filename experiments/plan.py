@@ -14,7 +14,7 @@ from experiments.runs import RunSpec, in_order
 DEMO_DATA = RunSpec(
     "demo", "demo", (), ("--out", "data/demo", "--overwrite", "true"), Path("data/demo"),
     program="datamodules.prepare", marker="_info.json", log=None,
-    sources=(configs.ROOT.parent / "datamodules" / "demo.py",),
+    sources=tuple(configs.ROOT.parent / "datamodules" / name for name in ("demo.py", "prepare.py")),
 )  # fmt: skip
 """Draws the embedded data set."""
 DEMO_ROBUSTNESS = RunSpec(
@@ -50,12 +50,24 @@ class Settings:
 
 
 def targets(names: Sequence[str], settings: Settings) -> list[Target]:
-    """The targets behind names, on the data and of the models asked for. ValueError where a model has no overlay."""
+    """The targets behind names, on the data and of the models asked for.
+
+    Raises:
+        ValueError: a model has no overlay, or a probe is given without data to test it on.
+    """
     for model in settings.models:
         if not configs.find(f"backbone/{spec.model(model).backbone}.yaml").is_file():
             known = ", ".join(configs.names("backbone"))
             raise ValueError(f"models={model}: there is no backbone/{model}.yaml; there are {known}")
-    return spec.targets(names, settings.data, settings.models)
+    data = settings.data or ("imagenet" if settings.roots else None)
+    found = spec.targets(names, data, settings.models)
+    for target in found:
+        if data is None and settings.checkpoint and any(spec.task(task).tests_probe for task in target.tasks):
+            known = ", ".join(spec.datasets())
+            raise ValueError(
+                f"{target.name}: checkpoint={settings.checkpoint}: say what it is tested on, data: {known}"
+            )
+    return found
 
 
 def runs_folder(target: Target, settings: Settings) -> Path:

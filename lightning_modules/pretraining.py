@@ -4,7 +4,7 @@ Shapes: B images a device, D num_features.
 """
 
 import math
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Any, Literal
@@ -22,19 +22,19 @@ from lightning_modules.param_groups import param_groups_weight_decay
 from lightning_modules.schedules import cosine_schedule
 from metrics import KNNAccuracy
 
-Logged = Mapping[str, Tensor | Callable[[], Tensor]]
+Logged = Mapping[str, Tensor | float | Callable[[], Tensor]]
 """Scalars by name; a function is called in those steps only that are logged."""
 
 
-class Pretraining(Evaluation, LightningModule):
+class Pretraining(Evaluation, LightningModule, ABC):
     """The base of methods: AdamW under per-step schedules, until the loss is no number.
 
-    A method gives :meth:`training_loss` and holds ``backbone``, what is kept, scored and looked at. It may override
-    ``trained`` (what the optimiser moves), :meth:`scheduled`, :meth:`after_update` and the validation, which by
-    default scores the embeddings of ``image`` by k-NN, each against the others of the validation set.
+    A method gives :meth:`training_loss`. It may override ``backbone`` (what is kept, scored and looked at), ``trained``
+    (what the optimiser moves), :meth:`scheduled`, :meth:`after_update` and the validation, which by default scores the
+    embeddings of ``image`` by k-NN, each against the others of the validation set.
 
     Args:
-        backbone: what is trained.
+        backbone: what is trained; kept as ``backbone``, unless a method has a property of that name.
         lr: peak learning rate for 256 images a step; scaled by (global batch / 256).
         min_lr: its value at the end (not scaled).
         warmup_epochs: linear warm-up of the learning rate from 0.
@@ -67,6 +67,8 @@ class Pretraining(Evaluation, LightningModule):
         self._weight_decay = weight_decay, weight_decay if weight_decay_end is None else weight_decay_end
         self._clip_grad, self._clip, self._batch = clip_grad, clip, global_batch_size
         backbone.set_grad_checkpointing(grad_checkpointing)
+        if not isinstance(getattr(type(self), "backbone", None), property):
+            self.backbone = backbone
         self.finite = FiniteGuard()
         self.check_every: int | None = None
         """Steps between looks at the guard; None for those that are logged on CUDA, and for every step elsewhere."""
@@ -75,8 +77,8 @@ class Pretraining(Evaluation, LightningModule):
     # ---- what a method gives ------------------------------------------------------------------------------
 
     @abstractmethod
-    def training_loss(self, batch: dict[str, Any]) -> tuple[Tensor, Logged]:
-        """The loss, a scalar, and what is logged beside it as ``train/NAME``."""
+    def training_loss(self, batch: dict[str, Any]) -> Tensor | tuple[Tensor, Logged]:
+        """The loss, a scalar, and, if anything, what is logged beside it as ``train/NAME``."""
 
     @property
     def trained(self) -> nn.Module:
@@ -135,7 +137,8 @@ class Pretraining(Evaluation, LightningModule):
     # ---- one step -----------------------------------------------------------------------------------------
 
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
-        loss, logged = self.training_loss(batch)
+        found = self.training_loss(batch)
+        loss, logged = (found, {}) if isinstance(found, Tensor) else found
         self.finite.note(loss, self.trainer.global_step)
         if self._due(self._steps_between_checks):
             self.finite.check()
@@ -155,7 +158,7 @@ class Pretraining(Evaluation, LightningModule):
 
     def _log_step(self, loss: Tensor, logged: Logged) -> None:
         self.log("train/loss", loss.detach(), prog_bar=True)
-        self.log_dict({f"train/{k}": v if isinstance(v, Tensor) else v() for k, v in logged.items()})
+        self.log_dict({f"train/{k}": v() if callable(v) else v for k, v in logged.items()})
         self.log_dict({f"schedule/{k}": v for k, v in self.scheduled(self.trainer.global_step).items()})
 
     def on_train_epoch_end(self) -> None:

@@ -12,7 +12,7 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from backbones import Backbone
 from lightning_modules.hparams import record_hyperparameters
-from lightning_modules.pretraining import Logged, Pretraining
+from lightning_modules.pretraining import Pretraining
 
 
 class Supervised(Pretraining):
@@ -50,7 +50,7 @@ class Supervised(Pretraining):
             grad_checkpointing,
         )  # fmt: skip
         record_hyperparameters(self, "backbone")
-        self.backbone, self.num_classes = backbone, num_classes
+        self.num_classes = num_classes
         self.classifier = nn.Linear(backbone.num_features, num_classes)
         self.top1 = MulticlassAccuracy(num_classes, average="micro")
         self._rows: list[dict[str, Any]] = []
@@ -64,9 +64,8 @@ class Supervised(Pretraining):
         """(B, 3, H, W) to (B, C)."""
         return self.classifier(self.backbone.embedding(images))
 
-    def training_loss(self, batch: dict[str, Any]) -> tuple[Tensor, Logged]:
-        logits = self(batch["image"])
-        return F.cross_entropy(logits, batch["label"], label_smoothing=self.hparams.label_smoothing), {}
+    def training_loss(self, batch: dict[str, Any]) -> Tensor:
+        return F.cross_entropy(self(batch["image"]), batch["label"], label_smoothing=self.hparams.label_smoothing)
 
     def validation_step(self, batch: dict[str, Any], batch_idx: int) -> None:
         if len(batch["image"]):

@@ -15,7 +15,7 @@ torch.set_num_threads(2)
 @pytest.fixture(scope="session")
 def shards(tmp_path_factory):
     out = tmp_path_factory.mktemp("demo")
-    prepare.demo(str(out), train=24, validation=20, samples_per_shard=9)
+    prepare.demo(str(out), train=24, validation=20, test=10, samples_per_shard=9)
     return out
 
 

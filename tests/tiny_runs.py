@@ -29,7 +29,7 @@ BACKBONES = {
     "linear_vit": "LinearVisionTransformer, init_args: {img_size: 16, patch_size: 4, embed_dim: 16, depth: 2, num_heads: 2}",
     "timm": "TimmModel, init_args: {name: test_vit, img_size: 32}",
 }
-MAMBA1 = "SupervisedVim, init_args: {img_size: 16, patch_size: 4, embed_dim: 16, depth: 2, d_state: 4}"
+MAMBA1 = "VimMamba1, init_args: {img_size: 16, patch_size: 4, embed_dim: 16, depth: 2, d_state: 4}"
 EXTRA = {
     "dino": """
 data: {init_args: {multicrop: {global_size: 16, local_size: 8, num_local: 2}}}

@@ -11,9 +11,9 @@ import backbones
 from backbones import (
     LinearVisionTransformer,
     MambaReg,
-    SupervisedMambaReg,
-    SupervisedVim,
+    MambaRegMamba1,
     TimmModel,
+    VimMamba1,
     VisionMamba,
     VisionTransformer,
     weights,
@@ -45,10 +45,10 @@ FAMILIES = {
             **k,
         }
     ),
-    "vim_mamba1": lambda **k: SupervisedVim(
+    "vim_mamba1": lambda **k: VimMamba1(
         **{"img_size": 32, "patch_size": 8, "embed_dim": 16, "depth": 3, "d_state": 4, **k}
     ),
-    "mambar_mamba1": lambda **k: SupervisedMambaReg(
+    "mambar_mamba1": lambda **k: MambaRegMamba1(
         **{"img_size": 32, "patch_size": 8, "embed_dim": 16, "depth": 3, "d_state": 4, "num_registers": 3, **k}
     ),
     "timm": lambda **k: TimmModel("test_vit", **k),

@@ -8,7 +8,7 @@ import timm
 import torch
 from safetensors.torch import save_file
 
-from backbones import MambaReg, SupervisedMambaReg, SupervisedVim, TimmModel, VisionMamba, VisionTransformer, weights
+from backbones import MambaReg, MambaRegMamba1, TimmModel, VimMamba1, VisionMamba, VisionTransformer, weights
 
 SMALL = dict(img_size=32, patch_size=8, embed_dim=16, depth=2)
 
@@ -59,9 +59,9 @@ FORMATS = {
     "dino, backbone": (vit, dict, "flat"),
     "dino, full": (vit, full, "dino"),
     "deit": (vit, with_classifier, "supervised"),
-    "vim, supervised": (lambda: SupervisedVim(**SMALL, d_state=4), with_classifier, "supervised"),
+    "vim, supervised": (lambda: VimMamba1(**SMALL, d_state=4), with_classifier, "supervised"),
     "mamba-reg, supervised": (
-        lambda: SupervisedMambaReg(**SMALL, d_state=4, num_registers=4, cls_reduce=2, num_classes=10),
+        lambda: MambaRegMamba1(**SMALL, d_state=4, num_registers=4, cls_reduce=2, num_classes=10),
         lambda s: {"model": s},
         "supervised",
     ),
@@ -119,7 +119,7 @@ def test_published_names_and_shapes():
     with torch.device("meta"):
         reg = timm.create_model("mambar_base_patch16_224", img_size=112).state_dict()
         sup = timm.create_model("vim_tiny_mamba1_patch16_224").state_dict()
-        large = SupervisedMambaReg(embed_dim=1024, depth=48, num_registers=16, cls_reduce=8, num_classes=1000)
+        large = MambaRegMamba1(embed_dim=1024, depth=48, num_registers=16, cls_reduce=8, num_classes=1000)
     assert reg["pos_embed"].shape == (1, 49, 768)
     assert reg["cls_token"].shape == reg["pos_embed_cls"].shape == (1, 12, 768)
     assert sup["pos_embed"].shape == (1, 197, 192) and sup["layers.23.mixer.A_b_log"].shape == (384, 16)
@@ -130,7 +130,7 @@ def test_published_names_and_shapes():
 
 def test_middle_position_stays_with_the_class_token(tmp_path):
     """Vim's positions stand in sequence order: resampling moves patches', not the class token's."""
-    large, small = (SupervisedVim(**(SMALL | {"img_size": side}), d_state=4) for side in (64, 32))
+    large, small = (VimMamba1(**(SMALL | {"img_size": side}), d_state=4) for side in (64, 32))
     torch.nn.init.normal_(large.pos_embed)
     weights.export(large, tmp_path / "w.safetensors")
     weights.load(small, tmp_path / "w.safetensors")

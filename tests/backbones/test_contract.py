@@ -7,7 +7,7 @@ from timm.optim import create_optimizer_v2
 from torch import nn
 
 import backbones
-from backbones import Backbone, Features, HierarchicalBackbone, MixingBackbone, StageTrace, TimmModel
+from backbones import Backbone, Features, HierarchicalBackbone, MixingBackbone, TimmModel, weights
 from tests.backbones.test_backbones import FAMILIES, build
 
 TIMM = {  # name -> (options, whether its blocks mix all tokens by one attention each)
@@ -23,7 +23,20 @@ TIMM = {  # name -> (options, whether its blocks mix all tokens by one attention
     "mobilenetv4_conv_small": ({}, False),
     "mambaout_femto": ({}, False),
     "hgnetv2_b0": ({}, False),
+    "xcit_nano_12_p16_224": ({}, False),  # mixes channels; its class token comes behind the blocks
+    "cait_xxs24_224": ({"img_size": 64}, False),  # the same of the class token, heads mixed before and after softmax
+    "vit_dlittle_patch16_reg1_gap_256": ({"img_size": 64}, False),  # differences of two maps
+    "vit_pwee_patch16_reg1_gap_256": ({"img_size": 64}, False),  # attention and MLP in one module
+    "beit_base_patch16_224": ({"img_size": 64}, True),
+    "vit_small_patch16_dinov3": ({"img_size": 64}, True),
+    "deit3_small_patch16_224": ({"img_size": 64}, True),
+    "efficientvit_b0": ({}, False),
 }
+LARGE = {"samvit_base_patch16": ({"img_size": 512}, False), "vgg11": ({}, False)}  # windows; 4,096 features of 512
+
+
+FIXED = {"MlpMixer": 224, "VisionTransformerDistilled": 64, "SwinTransformer": 64, "Cait": 64, "Beit": 64}
+"""Families whose models take one size."""
 
 
 class Pyramid(HierarchicalBackbone):
@@ -44,7 +57,7 @@ class Pyramid(HierarchicalBackbone):
         x = images
         for stage in self.stages:
             x = self._run(stage, x)
-            yield StageTrace(x)
+            yield x
 
     def _normalize(self, stage, features):
         return self.norm(features) if stage == 1 else features
@@ -66,10 +79,9 @@ def model(request):
 def images_for(model, batch=2):
     """A picture that is not square, where the model takes any."""
     torch.manual_seed(1)
-    if isinstance(model, TimmModel) and type(model.model).__name__ in ("MlpMixer", "VisionTransformerDistilled"):
-        height = width = 224 if type(model.model).__name__ == "MlpMixer" else 64
-    elif isinstance(model, TimmModel) and type(model.model).__name__ == "SwinTransformer":
-        height, width = 64, 64
+    kind = type(model.model).__name__ if isinstance(model, TimmModel) else ""
+    if kind in FIXED:
+        height = width = FIXED[kind]
     else:
         height, width = (4 * model.patch_size, 3 * model.patch_size)
     return torch.randn(batch, 3, height, width)
@@ -151,10 +163,18 @@ def test_mixing_is_of_the_block_that_was_asked_for(model):
     assert all(M.shape[0] == 2 and M.shape[-2:] == (length, length) for M in every)
 
 
-@pytest.mark.parametrize("name", TIMM)
+@pytest.mark.parametrize("name", [*TIMM, *LARGE])
 def test_who_mixes(name):
-    options, mixes = TIMM[name]
-    assert TimmModel(name, **options).mixes_tokens() == mixes
+    """Told by what the attention does on an image, not by its name."""
+    options, mixes = (TIMM | LARGE)[name]
+    model = TimmModel(name, **options).eval()
+    assert model.mixes_tokens() == mixes
+    if name in LARGE:
+        images = torch.randn(1, 3, *(2 * [options.get("img_size", 64)]))
+        with torch.no_grad():
+            assert model(images).shape == (1, model.num_features)
+            last = model.forward_intermediates(images)[0]
+        assert last.patches.shape[1] == model.feature_info[-1]["num_chs"]
 
 
 @torch.no_grad()
@@ -173,18 +193,27 @@ def test_timms_last_attention_is_the_last_blocks():
         torch.testing.assert_close(model.token_mixing(images, number), wanted)
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["vit_small_patch14_reg4_dinov2", "beit_base_patch16_224", "vit_small_patch16_dinov3", "deit3_small_patch16_224"],
+)
 @torch.no_grad()
-def test_the_branch_of_timms_blocks_is_what_they_add():
-    model = TimmModel("vit_small_patch14_reg4_dinov2", img_size=56).eval()
+def test_the_branch_of_timms_blocks_is_what_they_add(name):
+    """Behind whatever scales it: LayerScale, BEiT's and Eva's gamma."""
+    model = TimmModel(name, **TIMM[name][0]).eval()
     images, block = images_for(model), model.model.blocks[3]
-    nn.init.constant_(block.ls1.gamma, 0.5)
-    seen = []
-    block.attn.register_forward_hook(lambda *args: seen.append(args[2]))
+    for key, parameter in block.named_parameters():
+        if key in ("ls1.gamma", "gamma_1"):
+            nn.init.uniform_(parameter, 0.05, 1.0)
+    seen = {}
+    block.register_forward_pre_hook(lambda _, inputs: seen.update(before=inputs[0]))
+    block.norm2.register_forward_pre_hook(lambda _, inputs: seen.update(after=inputs[0]))
     found = model.forward_intermediates(images, [3], "branch")[0]
-    tokens = model.model.norm(0.5 * seen[-1])
-    torch.testing.assert_close(found.cls, tokens[:, 0])
-    torch.testing.assert_close(found.registers, tokens[:, 1:5])
-    torch.testing.assert_close(found.patches.flatten(2).transpose(1, 2), tokens[:, 5:])
+    tokens = model.model.norm(seen["after"] - seen["before"])
+    prefix = model.num_prefix
+    torch.testing.assert_close(found.cls, tokens[:, 0], atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(found.patches.flatten(2).transpose(1, 2), tokens[:, prefix:], atol=1e-4, rtol=1e-4)
+    assert (found.registers is None) == (prefix == 1)
 
 
 # ---- timm's conventions ---------------------------------------------------------------------------------------
@@ -283,8 +312,48 @@ def test_layer_wise_decay(name):
         assert scale[id(parameter)] == pytest.approx(0.5**power), key
         spared = parameter.ndim <= 1 or key.endswith(".bias") or "." not in key
         assert decay[id(parameter)] == (0.0 if spared else 0.1), key
-    assert sum(len(group["params"]) for group in model.param_groups(0.1)) == len(named)
+    plain = {id(p): group["weight_decay"] for group in model.param_groups(0.1) for p in group["params"]}
+    assert plain == decay
     assert create_optimizer_v2(model, "adamw", lr=1e-3, weight_decay=0.1, layer_decay=0.5)
+
+
+def test_timms_layers_decay_through_timms_own_functions():
+    """Its patterns are of names within the wrapper."""
+    model = TimmModel("vit_tiny_patch16_224", img_size=64)
+    groups = create_optimizer_v2(model, "adamw", lr=1e-3, weight_decay=0.1, layer_decay=0.5).param_groups
+    scale = {id(p): group["lr_scale"] for group in groups for p in group["params"]}
+    assert scale[id(model.model.patch_embed.proj.weight)] == pytest.approx(0.5**12)  # there is no classifier
+    assert scale[id(model.model.blocks[11].mlp.fc1.weight)] == 1.0
+    spared = {id(p) for group in model.param_groups(0.1) if not group["weight_decay"] for p in group["params"]}
+    assert id(model.model.pos_embed) in spared and id(model.model.blocks[0].mlp.fc1.weight) not in spared
+
+
+def test_a_classifier_of_timm_is_left_out(tmp_path):
+    """Whatever the family calls it."""
+    for name in ("resnet18", "mobilenetv4_conv_small", "test_vit"):
+        torch.save(timm.create_model(name).state_dict(), tmp_path / "w.pth")
+        weights.load(TimmModel(name), tmp_path / "w.pth")
+
+
+def test_options_that_a_family_does_not_have_are_named():
+    with pytest.raises(ValueError, match="img_size=64: timm's resnet18 does not have this option; leave it null"):
+        TimmModel("resnet18", img_size=64)
+    with pytest.raises(ValueError, match=r"drop_path=0\.1: timm's vgg11 does not have this option; set drop_path to 0"):
+        TimmModel("vgg11", drop_path=0.1)
+    with pytest.raises(ValueError, match="no gradient checkpointing"):
+        TimmModel("pit_ti_224").set_grad_checkpointing()
+    TimmModel("pit_ti_224").set_grad_checkpointing(False)
+    tiny = {"depth": 1, "img_size": 32}
+    timm.create_model("vim_tiny_patch16_224", drop_rate=0.0, **tiny)
+    with pytest.raises(ValueError, match=r"drop_rate=0\.1; these backbones have no dropout"):
+        timm.create_model("vim_tiny_patch16_224", drop_rate=0.1, **tiny)
+
+
+def test_a_refused_classifier_changes_nothing():
+    model = Pyramid(num_classes=3)
+    with pytest.raises(ValueError, match="num_classes=5 with global_pool=''"):
+        model.reset_classifier(5, "")
+    assert model.global_pool == "avg" and model(torch.zeros(1, 3, 16, 16)).shape == (1, 3)
 
 
 def test_what_mixes_tokens_says_so():

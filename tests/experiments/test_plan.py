@@ -165,6 +165,13 @@ def test_evaluate():
     assert run.verb == "test" and flag(run, "--ckpt_path") == ["runs/paper-demo/vim_demo-probe/checkpoints/last.ckpt"]
     (given,) = made("evaluate", data="imagenet", checkpoint="probe.ckpt")
     assert flag(given, "--ckpt_path") == ["probe.ckpt"] and given.name == "vim_small-test" and not given.needs
+    assert "data/demo_test.yaml" in run.configs and "data/imagenet.yaml" in given.configs
+    (found,) = made("evaluate", checkpoint="probe.ckpt", roots={"imagenet": "/d"})
+    assert "data/imagenet.yaml" in found.configs and flag(found, "--data.init_args.root") == ["/d"]
+    with pytest.raises(
+        ValueError, match=r"evaluate: checkpoint=probe\.ckpt: say what it is tested on, data: imagenet, demo"
+    ):
+        made("evaluate", checkpoint="probe.ckpt")
 
 
 @pytest.mark.parametrize(

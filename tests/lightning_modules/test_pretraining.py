@@ -27,7 +27,6 @@ class Constant(Pretraining):
         super().__init__(
             backbone(), **{"lr": 0.64, "global_batch_size": 4, "warmup_epochs": 0, "knn_k": None, **kwargs}
         )
-        self.backbone = backbone()
         self.read = 0
 
     def training_loss(self, batch):
@@ -41,6 +40,24 @@ class Constant(Pretraining):
 def images(count, size=4):
     g = torch.Generator().manual_seed(1)
     return [{"image": torch.randn(size, 3, 16, 16, generator=g), "label": torch.arange(size) % 3} for _ in range(count)]
+
+
+def test_the_least_that_a_method_says():
+    """The loss alone; the backbone is kept by the base. Plain numbers are logged too. Without a loss it is none."""
+
+    class Least(Pretraining):
+        def training_loss(self, batch):
+            return (self(batch["image"]) - 1).square().mean()
+
+    class Logs(Least):
+        def training_loss(self, batch):
+            return super().training_loss(batch), {"number": 0.5}
+
+    trainer = fit(Logs(backbone(), global_batch_size=4, knn_k=2), images(2), log_every_n_steps=1)
+    assert trainer.callback_metrics["train/number"] == 0.5 and trainer.global_step == 2
+    assert fit(Least(backbone(), global_batch_size=4), images(2)).global_step == 2
+    with pytest.raises(TypeError, match="training_loss"):
+        Pretraining(backbone())
 
 
 def test_schedules_reach_the_optimiser():
