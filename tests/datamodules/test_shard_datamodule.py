@@ -279,11 +279,16 @@ def test_a_batch_of_unreadable_samples(tmp_path, split):
 def test_collation():
     declared = {"n": torch.empty(0, dtype=torch.int32), "x": torch.empty(0, dtype=torch.float64), "names": []}
     samples = [{"n": i, "x": i / 2, "names": f"s{i}", "y": 0.5, "m": np.float32(i), "a": np.ones((2, i + 1))[::-1]} for i in range(2)]  # fmt: skip
-    batch = collate(samples, declared | {"square": torch.empty(0, 2, dtype=torch.uint8)}, "Mine")
+    batch = collate(samples, declared, "Mine")
     assert batch["n"].dtype == torch.int32 and batch["x"].dtype == torch.float64 and batch["y"].dtype == torch.float32
     assert batch["m"].tolist() == [0.0, 1.0] and batch["names"] == ["s0", "s1"]
     assert [tuple(a.shape) for a in batch["a"]] == [(2, 1), (2, 2)]
-    assert "partly" not in collate([{"n": 1, "partly": 2}, {"n": 1}], declared, "Mine")
+    only = {"n": declared["n"]}
+    assert "partly" not in collate([{"n": 1, "partly": 2}, {"n": 1}], only, "Mine")
+    with pytest.raises(ValueError, match=r"Mine: 1 of 2 samples of a batch have no 'boxes', which empty\(\) declares"):
+        collate([{"n": 1, "boxes": np.zeros((0, 4))}, {"n": 1}], only | {"boxes": []}, "Mine")
+    with pytest.raises(ValueError, match=r"Mine: a sample's 'n' is 'x', but empty\(\) declares torch.int32"):
+        collate([{"n": 1}, {"n": "x"}], only, "Mine")
     for wrong in (np.zeros((3, 4), np.float32), np.zeros((2, 4))):
         with pytest.raises(ValueError, match=r"Mine: a sample's 'boxes' is .*declares \(2, 4\) torch.float32"):
             collate([{"boxes": wrong}], {"boxes": torch.empty(0, 2, 4)}, "Mine")
