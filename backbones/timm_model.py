@@ -17,7 +17,8 @@ from backbones.timm_attention import AttentionWatch, tells_its_branch, token_att
 class TimmModel(MixingBackbone):
     """A timm model; its blocks are the blocks or stages that ``forward_intermediates`` of timm lists.
 
-    Where a model has no class token, ``Features.cls`` is the mean over the patches. Mixing matrices are read from
+    Where a model has no class token, ``Features.cls`` is the mean over the patches. Some families widen or normalise
+    behind their last stage (MobileNet, ConvNeXt): their embedding is not ``forward_features(images).cls`` then. Mixing matrices are read from
     timm's own attention modules, where each block has exactly one that sees all tokens; other models (convolutions,
     windows, several blocks a stage) have none, and asking for them is an error.
 
