@@ -18,9 +18,10 @@ class TimmModel(MixingBackbone):
     """A timm model; its blocks are the blocks or stages that ``forward_intermediates`` of timm lists.
 
     Where a model has no class token, ``Features.cls`` is the mean over the patches. Some families widen or normalise
-    behind their last stage (MobileNet, ConvNeXt): their embedding is not ``forward_features(images).cls`` then. Mixing matrices are read from
-    timm's own attention modules, where each block has exactly one that sees all tokens; other models (convolutions,
-    windows, several blocks a stage) have none, and asking for them is an error.
+    behind their last stage (MobileNet, ConvNeXt): their embedding is not ``forward_features(images).cls`` then.
+
+    Mixing matrices are read from timm's own attention modules, where each block has exactly one that sees all tokens;
+    other models (convolutions, windows, several blocks a stage) have none, and asking for them is an error.
 
     Args:
         name: name in timm's registry.

@@ -28,7 +28,9 @@ from tests.tiny_runs import BACKBONES, CONFIGS, EXTRA, LARGE, LARGE_CROPS, ROOT,
 def test_pretraining_leaves_a_record(pretrained, shards):
     record = json.loads((pretrained / "run.json").read_text())
     assert record["world_size"] == 1 and record["global_batch_size"] == 8 and record["seconds"] > 0
-    assert [Path(s).name for s in record["shards"]] == sorted(p.name for p in shards.glob("*.tar"))
+    assert [Path(s).name for s in record["shards"]] == sorted(
+        p.name for p in shards.glob("*.tar") if not p.name.startswith("test")
+    )
     assert record["versions"]["torch"] == importlib.metadata.version("torch")
     assert record["compiled"] == (["bidirectional.c", "views.c"] if native.compiler() else [])
     config = yaml.safe_load((pretrained / "config.yaml").read_text())
