@@ -102,7 +102,7 @@ def test_every_file_is_covered():
     used = {f"task/{t}" for tasks in TASKS for t in tasks} | {f"data/{d}" for d in TASKS.values()}
     used |= {f"backbone/{b}" for b in BACKBONES} | {"base"}
     there = {str(p.relative_to(CONFIGS).with_suffix("")) for p in CONFIGS.rglob("*.yaml")}
-    planned = [run for data in spec.datasets() for run in plan.plan(["paper"], plan.Settings(data=data))]
+    planned = [run for data in spec.datasets() for run in plan.plan(["paper", "evaluate"], plan.Settings(data=data))]
     used |= {name.removesuffix(".yaml") for run in planned for name in run.configs}
     unused = {f for f in there if not f.startswith("cluster/")} - used
     assert unused <= {"paper/imagenet/mambar_large_mamba1-weights"}  # for people's own figures
