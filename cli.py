@@ -110,11 +110,13 @@ def main(args: list[str] | None = None) -> None:
 
 
 def share_the_processors() -> None:
-    """Threads that wait for each other sleep instead of spinning; read when OpenMP starts, so before torch.
+    """Threads that wait for each other spin briefly and then sleep; read when OpenMP starts, so before torch.
 
-    Beside other work a spinning thread takes the processor from the very one it waits for.
+    Beside other work a spinning thread takes the processor from the very one it waits for. Not to spin at all costs a
+    small step some 20 % where there is no other work; benchmarks/busy_processors.py has the figures.
     """
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 
 if __name__ == "__main__":

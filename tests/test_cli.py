@@ -234,11 +234,16 @@ def test_configs_are_found_from_any_folder(tmp_path, monkeypatch, capsys):
     assert "task/dion.yaml" in capsys.readouterr().err.splitlines()[-1]
 
 
-def test_threads_do_not_spin():
+def test_threads_spin_briefly():
     """Set before torch, and only where nobody said otherwise."""
-    script = "import os, sys, cli\ncli.share_the_processors()\nassert 'torch' not in sys.modules\nprint(os.environ['OMP_WAIT_POLICY'])"
-    for said, wanted in (({}, "passive"), ({"OMP_WAIT_POLICY": "active"}, "active")):
-        env = {k: v for k, v in os.environ.items() if k != "OMP_WAIT_POLICY"} | said
+    script = (
+        "import os, sys, cli\ncli.share_the_processors()\nassert 'torch' not in sys.modules\n"
+        "print(os.environ.get('OMP_WAIT_POLICY'), os.environ.get('GOMP_SPINCOUNT'))"
+    )
+    for said, wanted in (
+        ({}, "None 10000"), ({"OMP_WAIT_POLICY": "active"}, "active None"), ({"GOMP_SPINCOUNT": "7"}, "None 7"),
+    ):  # fmt: skip
+        env = {k: v for k, v in os.environ.items() if k not in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")} | said
         done = subprocess.run(
             [sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, env=env, check=True
         )

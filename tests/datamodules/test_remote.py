@@ -228,9 +228,7 @@ def test_what_is_missing_is_named(folder, tmp_path, quick):
         cache = ShardCache(server.url, tmp_path / "c", 1)
         with pytest.raises(ShardError, match=r"2 shard\(s\) are missing from http.*the first: train-000040.tar"):
             ShardSet.find_remote(cache, "train-{000030..000041}.tar", "train_shards")
-        with pytest.raises(
-            ShardError, match=r"matches data.init_args.train_shards='imagenet-\*.tar' \(it names te"
-        ):
+        with pytest.raises(ShardError, match=r"matches data.init_args.train_shards='imagenet-\*.tar' \(it names te"):
             ShardSet.find_remote(cache, "imagenet-*.tar", "train_shards")
 
 
