@@ -1,5 +1,7 @@
 """What targets are made of: names, order, needs, files, weights and data."""
 
+import shlex
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -203,3 +205,13 @@ def test_an_overlay_in_the_working_folder(tmp_path, monkeypatch):
         Path(name).write_text("model: {init_args: {backbone: {init_args: {}}}}")
     (run,) = made("table1", models=("mine",))
     assert run.configs[-1] == "paper/imagenet/mine-table1.yaml" and "no weights for mine: give CHECKPOINT" in run.lacks
+
+
+def test_make_shows_without_running(tmp_path):
+    """A recipe of one command, which `make -n` prints; each variable is an option."""
+    command = ["make", "-n", "-o", ".venv/.ready", "figure1", "DATA=demo", f"RUNS={tmp_path}", "ARGS=--x 'a b'"]
+    done = subprocess.run(command, cwd=configs.ROOT.parent, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and not list(tmp_path.iterdir()), done.stderr
+    words = shlex.split(done.stdout.replace("\\\n", " "))
+    assert words[1:4] == ["-m", "experiments", "figure1"] and "--data=demo" in words and f"--runs={tmp_path}" in words
+    assert "--args=--x 'a b'" in words
