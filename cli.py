@@ -42,23 +42,14 @@ def help_text() -> str:
         width = max(map(len, names))
         lines += ["", f"{title} (-c {folder}/NAME.yaml):"]
         lines += [f"  {name:<{width}}  {description(f'{folder}/{name}.yaml')}".rstrip() for name in names]
-    lines += ["", "backbones (-c backbone/NAME.yaml):", *wrapped(configs.names("backbone"))]
+    names = textwrap.wrap(" ".join(configs.names("backbone")), 100, initial_indent="  ", subsequent_indent="  ")
+    lines += ["", "backbones (-c backbone/NAME.yaml):", *names]
     lines += [
         "", "example:", EXAMPLE, "",
         "Files are looked for in the working folder, then among those of the program; later ones win, and flags win",
         "over files. dinomamba COMMAND --help lists every option, --print_config what the files make together.",
     ]  # fmt: skip
     return "\n".join(lines)
-
-
-def wrapped(names: list[str], width: int = 100) -> list[str]:
-    """Names beside each other, in lines."""
-    lines = [" "]
-    for name in names:
-        if len(lines[-1]) + len(name) > width:
-            lines.append(" ")
-        lines[-1] += f" {name}"
-    return lines
 
 
 def refuse(message: str) -> NoReturn:

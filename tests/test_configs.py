@@ -130,6 +130,9 @@ RECIPE = arguments(("dino",), "imagenet", "vim_small")
         (["--model.init_args.lr", "fast"], ["lr", "float", "fast"]),
         (["--data.init_args.root", "/nowhere"], ["/nowhere", "data.init_args.root"]),
         (["--data.init_args.policy", "ignore"], ["policy", "strict", "skip"]),
+        (["--model.centering", "meann"], ["error: centering='meann'; allowed: mean, sinkhorn"]),
+        (["--model.backbone", "backbones.VisionMmba"], ["model.backbone (backbones.VisionMmba)", "no attribute"]),
+        (["--trainer.max_epoch", "3"], ["--trainer.max_epoch"]),  # no abbreviation of max_epochs
         (["--model.init_args.teacher_temp", "0.3"], ["teacher_temp=0.3", "student_temp=0.1"]),
         ("model:\n  init_args:\n    lr: 1e-5\n    lr: 2e-5\n", ["'lr'", "line 3", "line 4"]),
         ("model:\n  dict_kwargs:\n    anything: 1\n", ["dict_kwargs"]),

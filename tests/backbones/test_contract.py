@@ -349,6 +349,16 @@ def test_options_that_a_family_does_not_have_are_named():
         timm.create_model("vim_tiny_patch16_224", drop_rate=0.1, **tiny)
 
 
+def test_stages_of_any_name_decay_by_their_order():
+    model = Pyramid()
+    model.layer1, model.layer2 = model.stages
+    del model.stages
+    for i, info in enumerate(model.feature_info):
+        info["module"] = f"layer{i + 1}"
+    scale = {id(p): g["lr_scale"] for g in model.param_groups(0.1, layer_decay=0.5) for p in g["params"]}
+    assert scale[id(model.layer1.weight)] == 0.5 and scale[id(model.layer2.weight)] == 1.0
+
+
 def test_a_refused_classifier_changes_nothing():
     model = Pyramid(num_classes=3)
     with pytest.raises(ValueError, match="num_classes=5 with global_pool=''"):

@@ -276,6 +276,11 @@ def test_a_batch_of_unreadable_samples(tmp_path, split):
     assert empty["label"].shape == (0,) and empty["label"].dtype == torch.int64 and empty.keys() == whole.keys()
 
 
+def test_a_view_that_there_is_not():
+    with pytest.raises(ValueError, match=r"view='bogus'; allowed: multicrop, probe, features, knn"):
+        ImageNetDataModule("somewhere", view="bogus")
+
+
 def test_collation():
     declared = {"n": torch.empty(0, dtype=torch.int32), "x": torch.empty(0, dtype=torch.float64), "names": []}
     samples = [{"n": i, "x": i / 2, "names": f"s{i}", "y": 0.5, "m": np.float32(i), "a": np.ones((2, i + 1))[::-1]} for i in range(2)]  # fmt: skip
