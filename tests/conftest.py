@@ -3,6 +3,8 @@ import os
 import pytest
 
 os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is imported
+for name in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES"):  # `make test` hands these to what the tests start
+    os.environ.pop(name, None)
 
 import torch
 
