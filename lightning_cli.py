@@ -8,9 +8,12 @@ import re
 import signal
 import sys
 import traceback
+from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NoReturn
 
+import torch
 import yaml
 from jsonargparse import get_loader, set_loader
 from lightning.pytorch import LightningDataModule, LightningModule, seed_everything
@@ -22,7 +25,7 @@ import backbones  # noqa: F401  # so that YAML can name classes without their mo
 import callbacks  # noqa: F401
 import datamodules  # noqa: F401
 import lightning_modules  # noqa: F401
-from callbacks import RunRecord
+from callbacks import RunRecord, settings
 from callbacks.checkpoint_files import fault, newest
 from callbacks.preemption import Preempted
 from callbacks.run_folder import run_folder
@@ -162,13 +165,63 @@ class CLI(LightningCLI):
             rank_zero_info(
                 f"starting fresh: no whole checkpoint in {folder}" if found is None else f"resuming from {found}"
             )
+        if not self.trainer.fast_dev_run:
+            self._check_folder(subcommand)
+        if kwargs.get("ckpt_path") not in (None, "best", "last", "hpc"):
+            self._check_settings(subcommand, Path(kwargs["ckpt_path"]))
         return kwargs
+
+    @cached_property
+    def _record(self) -> RunRecord:
+        return next(callback for callback in self.trainer.callbacks if isinstance(callback, RunRecord))
+
+    def _check_folder(self, subcommand: str) -> None:
+        """ValueError where the run would write over what another left in its folder."""
+        folder = run_folder(self.trainer)
+        before = settings.of_folder(folder)
+        if changes := settings.another_run(before, self._record.settings, subcommand != "fit") if before else []:
+            raise ValueError(
+                f"{folder} holds another run ({changes[0]}): give this one a folder of its own, "
+                "--trainer.logger.init_args.name NAME"
+            )
+
+    def _check_settings(self, subcommand: str, path: Path) -> None:
+        """Lists what is asked for otherwise than of the run that wrote a checkpoint; ValueError for what cannot be."""
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        changes = settings.compare(settings.of_checkpoint(checkpoint), self._record.settings)
+        model = [change for change in changes if change.key.startswith("model.")]
+        if found := settings.refused(model, getattr(self.model, "backbone", None), self.model):
+            raise ValueError(
+                f"{path} is of a run with another {found[0].key}: {', '.join(map(str, found))}; keep what it was, or "
+                "start a run of its own, which may take its weights"
+            )
+        if (why := settings.misshapen(checkpoint["state_dict"], self.model.state_dict())) is not None:
+            others = f" ({', '.join(map(str, model))})" if model else ""
+            raise ValueError(f"{path} does not fit this model{others}: {why}")
+        if subcommand == "fit":
+            self._record.changed = changes
+            if changes:
+                rank_zero_info(f"asked for otherwise than before, and taken: {', '.join(map(str, changes))}")
+            _check_end(self.trainer.max_epochs, checkpoint, path)
 
     def instantiate_classes(self) -> None:
         super().instantiate_classes()
         # what follows does not depend on how many random numbers the construction took
         config = self.config[self.subcommand] if self.subcommand else self.config
         seed_everything(config["seed_everything"], workers=True, verbose=False)
+
+
+def _check_end(max_epochs: int | None, checkpoint: Mapping[str, Any], path: Path) -> None:
+    """ValueError where a run was to end before the place at which its checkpoint stands."""
+    loop = checkpoint["loops"]["fit_loop"]
+    inside = not loop["epoch_loop.batch_progress"]["is_last_batch"]
+    done = int(checkpoint["epoch"]) + (0 if inside else 1)
+    if max_epochs not in (None, -1) and max_epochs < done + inside:
+        where = f"in epoch {done}, counted from 0" if inside else f"at the end of epoch {done - 1}, counted from 0"
+        raise ValueError(
+            f"trainer.max_epochs={max_epochs}: {path} stands {where}; set at least {done + inside}, or take a "
+            "checkpoint of an earlier epoch"
+        )
 
 
 def run(args: list[str] | None) -> None:

@@ -63,6 +63,8 @@ class Backbone(nn.Module, ABC):
     global_pool = "token"
     num_classes = 0
     weights_source = "random initialisation"
+    free_on_resume: tuple[str, ...] = ("drop_path", "backend", "chunk_size", "pretrained")
+    """Arguments with which a trained backbone is still the same model; the others stay when a run is resumed."""
     grad_checkpointing = False
 
     @property

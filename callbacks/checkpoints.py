@@ -1,5 +1,6 @@
 """When checkpoints are written: every epoch, every so often inside one, and when a signal asks for it."""
 
+import itertools
 import sys
 import time
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any, NoReturn
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
+from lightning.pytorch.utilities import rank_zero_info
 
 from callbacks.checkpoint_files import FORMAT, link
 from callbacks.curves import start_history
@@ -21,7 +23,9 @@ class Checkpoints(Checkpoint):
 
     ``last.ckpt`` is written at the end of every epoch and, inside one, every ``minutes`` and when a signal reaches any
     process: SIGTERM then ends the run, SIGUSR1 has SLURM start it again, or outside SLURM lets it go on. The curves of
-    a resumed run go on from its checkpoint; TensorBoard hides what the run before logged after that.
+    a resumed run go on from its checkpoint; TensorBoard hides what the run before logged after that. What a run finds
+    in its folder and does not go on from is kept as ``checkpoints-1`` and so on. With ``fast_dev_run`` nothing is
+    written.
 
     Args:
         minutes: between checkpoints inside an epoch, by the first rank's clock; None for none.
@@ -49,7 +53,7 @@ class Checkpoints(Checkpoint):
         self.check_every = check_every
         self.best: float | None = None
         self._signals = SignalRequests()
-        self._saved_step = -1
+        self._saved_step, self._wrote = -1, False
         self._written = time.monotonic()
 
     def folder(self, trainer: Trainer) -> Path:
@@ -75,9 +79,21 @@ class Checkpoints(Checkpoint):
         if not isinstance(exception, Preempted):  # else the signals that follow a requeue would cut off the clean end
             self._signals.stop_listening()
 
+    def _set_aside(self, trainer: Trainer) -> None:
+        """Once, before the first checkpoint: weights may have been read from those of an earlier run."""
+        folder, source = self.folder(trainer), trainer.ckpt_path
+        resumed = source is not None and Path(source).resolve().parent == folder.resolve()
+        if not resumed and any(folder.glob("*.ckpt")):
+            number = next(n for n in itertools.count(1) if not folder.with_name(f"checkpoints-{n}").exists())
+            folder.rename(folder.with_name(f"checkpoints-{number}"))
+            rank_zero_info(f"{folder} held an earlier run's checkpoints; they are in checkpoints-{number} now")
+
     def _save(self, trainer: Trainer) -> Path:
         path = self.folder(trainer) / "last.ckpt"
         if trainer.is_global_zero:
+            if not self._wrote:
+                self._set_aside(trainer)
+            self._wrote = True
             for logger in trainer.loggers:
                 logger.save()  # the curves are on the disk up to where the checkpoint stands
         trainer.save_checkpoint(path, weights_only=False)
@@ -95,7 +111,7 @@ class Checkpoints(Checkpoint):
             return
         request = self._request(trainer, batch_idx)
         counted = self.every_n_steps is not None and trainer.global_step % self.every_n_steps == 0
-        if (request or counted) and trainer.global_step != self._saved_step:
+        if (request or counted) and not trainer.fast_dev_run and trainer.global_step != self._saved_step:
             self._save(trainer)
         if request == Request.REQUEUE:
             told = requeue() if trainer.is_global_zero else ""
@@ -130,6 +146,8 @@ class Checkpoints(Checkpoint):
         headline = pl_module.headline if isinstance(pl_module, Evaluation) else ""
         metric = trainer.callback_metrics.get(headline)
         value = None if metric is None else float(metric)
+        if trainer.fast_dev_run:
+            return
         better = value is not None and (self.best is None or value > self.best)
         if better:
             self.best = value

@@ -96,4 +96,5 @@ class FeatureMaps(Callback):
         arrays = {"images": (images * 255).round().byte().permute(0, 2, 3, 1).numpy(), "maps": maps.numpy()}
         if masks is not None:
             arrays["masks"] = masks.numpy()
-        write_npz(run_folder(trainer) / "feature_maps.npz", arrays)
+        if not trainer.fast_dev_run:  # it has no folder of its own
+            write_npz(run_folder(trainer) / "feature_maps.npz", arrays)

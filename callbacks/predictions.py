@@ -28,6 +28,8 @@ class PredictionFiles(BasePredictionWriter):
         batch_idx: int,
         dataloader_idx: int,
     ) -> None:
+        if trainer.fast_dev_run:  # it has no folder of its own
+            return
         folder = run_folder(trainer) / "predictions"
         arrays = {
             k: v.detach().float().cpu().numpy() if isinstance(v, torch.Tensor) and v.is_floating_point()

@@ -4,13 +4,18 @@ import importlib.metadata
 import platform
 import subprocess
 import time
+from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
+import yaml
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.cli import SaveConfigCallback
 from lightning.pytorch.utilities import rank_zero_info
 
 from callbacks.run_folder import claim, run_folder
+from callbacks.settings import Change, Settings, flat, options, put_back, put_schedule_back
 from common import native
 from common.files import write_json, write_text
 
@@ -58,15 +63,21 @@ class RunRecord(SaveConfigCallback):
 
     A second start in the same folder is a resumed run: an identical configuration is left as it is, a different one
     is kept as ``config-2.yaml`` and so on. Nothing is overwritten. Two runs cannot train in one folder at a time.
+
+    Checkpoints hold the settings; a run that goes on from one with others says, and records, what changed, and trains
+    with those of now: see :mod:`callbacks.settings`. With ``fast_dev_run`` nothing is written.
     """
 
+    changed: Sequence[Change] = ()
+    """What the run was asked for otherwise than the one that wrote the checkpoint."""
+
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        if self.already_saved or not trainer.is_global_zero:
+        if self.already_saved or not trainer.is_global_zero or trainer.fast_dev_run:
             return
         self.already_saved = True
         folder = run_folder(trainer)
         self._claim = claim(folder) if stage == "fit" else None
-        text = self.parser.dump(self.config, skip_none=False)
+        text = self._configuration
         number = 1
         while (path := folder / ("config.yaml" if number == 1 else f"config-{number}.yaml")).exists():
             if path.read_text() == text:
@@ -87,13 +98,39 @@ class RunRecord(SaveConfigCallback):
             "accumulate_grad_batches": trainer.accumulate_grad_batches,
             "global_batch_size": getattr(trainer.datamodule, "batch_size", None),
             "shards": getattr(trainer.datamodule, "shard_files", []),
+            "changed_on_resume": [change._asdict() for change in self.changed],
         }
         self._path = folder / ("run.json" if number == 1 else f"run-{number}.json")
         self._record, self._start = record, time.perf_counter()
         write_json(self._path, record)
 
+    @cached_property
+    def _configuration(self) -> str:
+        return self.parser.dump(self.config, skip_none=False)
+
+    @cached_property
+    def settings(self) -> Settings:
+        """What the run is asked for."""
+        return flat(yaml.safe_load(self._configuration))
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        checkpoint["settings"] = self.settings
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Before a checkpoint's optimisers are restored."""
+        self._asked = [options(optimizer) for optimizer in trainer.optimizers]
+        self._schedules = [dict(config.scheduler.state_dict()) for config in trainer.lr_scheduler_configs]
+
+    def _take_what_is_asked(self, trainer: Trainer) -> None:
+        for optimizer, asked in zip(trainer.optimizers, self._asked, strict=True):
+            put_back(optimizer, asked)
+        for config, asked in zip(trainer.lr_scheduler_configs, self._schedules, strict=True):
+            put_schedule_back(config.scheduler, asked)
+
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Says, and adds to the record, what the learning rate came to for this global batch."""
+        if trainer.ckpt_path is not None:
+            self._take_what_is_asked(trainer)
         groups = [group for optimizer in trainer.optimizers for group in optimizer.param_groups]
         rates = sorted({float(group.get("initial_lr", group["lr"])) for group in groups})
         batch, accumulate = getattr(trainer.datamodule, "batch_size", None), trainer.accumulate_grad_batches
@@ -102,13 +139,13 @@ class RunRecord(SaveConfigCallback):
             f"global batch {batch} over {trainer.world_size} processes x {accumulate} accumulated batches; "
             f"effective learning rate {shown}"
         )
-        if trainer.is_global_zero:
+        if trainer.is_global_zero and self.already_saved:
             self._record["effective_lr"] = rates
             write_json(self._path, self._record)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Adds how long the run took and which shards it read."""
-        if not trainer.is_global_zero:
+        if not trainer.is_global_zero or not self.already_saved:
             return
         if self._claim is not None:
             self._claim.close()

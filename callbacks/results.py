@@ -26,6 +26,8 @@ class Results(Callback):
     def _write(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not isinstance(pl_module, Evaluation) or not trainer.is_global_zero or trainer.sanity_checking:
             return
+        if trainer.fast_dev_run:  # it has no folder of its own
+            return
         whole, rows, arrays = pl_module.complete(), pl_module.rows(), pl_module.arrays()
         headline = trainer.callback_metrics.get(pl_module.headline)
         folder, name = run_folder(trainer), "results" if whole else "results.partial"

@@ -9,6 +9,7 @@ from typing import Any
 import cv2
 from torch.utils.data import DataLoader
 
+from common.epoch_order import check_order
 from datamodules.dataset import ShardDataset
 from datamodules.position import Position
 from datamodules.span_plan import EpochSegment
@@ -103,14 +104,25 @@ class ResumableLoader(ShardLoader):
         if len(segments) > 1 and segments[-2][:2] == now[:2]:
             segments[-2:] = [now._replace(batches=segments[-2].batches + now.batches)]
         # the epoch that was read, not the trainer's, which has moved on when an epoch's end is saved
-        return {"epoch": self.dataset.epoch, "parts": [list(segment) for segment in segments]}
+        parts = [list(segment) for segment in segments]
+        return {"epoch": self.dataset.epoch, "parts": parts, "batches": len(self), "order": self._order()}
+
+    def _order(self) -> dict[str, Any]:
+        source, position = self.dataset.source, self._position
+        return {
+            "batch_size": self._batch * position.world_size * position.accumulate, "accumulate": position.accumulate,
+            "seed": self.dataset.seed, "shuffle_window": getattr(self.dataset.plan, "window", None),
+            "samples": len(source), "shards": len(source.lengths),
+        }  # fmt: skip
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes effect at the next ``iter`` of that epoch."""
+        """Takes effect at the next ``iter`` of that epoch. ValueError where what is left of it cannot be told."""
         self._done = [EpochSegment(*segment) for segment in state["parts"]]
         self._resumed_epoch = state["epoch"]
         batches = sum(segment.batches for segment in self._done)
-        whole = batches >= len(self)
+        whole = batches >= state.get("batches", len(self))
+        if batches and not whole:
+            check_order(state.get("order", {}), self._order())
         self._position.restore(self._resumed_epoch + whole, 0 if whole else batches)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:

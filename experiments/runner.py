@@ -1,9 +1,11 @@
 """Starts runs: several at once, each after what it needs, none that has ended well before."""
 
 import os
+import shutil
 import subprocess
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 from experiments.runs import RunSpec
 
@@ -78,9 +80,19 @@ def _start(one: RunSpec, launch: Sequence[str]) -> "subprocess.Popen[bytes]":
         print(one.shown(launch), flush=True)
         return subprocess.Popen(one.command(launch), env=environment)
     print(one.folder / one.log, flush=True)
+    if not ("--ckpt_path" in one.arguments(bool(launch)) and one.verb == "fit"):
+        _set_aside(one.folder)
     one.folder.mkdir(parents=True, exist_ok=True)
     with open(one.folder / one.log, "wb") as log:
         return subprocess.Popen(one.command(launch), env=environment, stdout=log, stderr=subprocess.STDOUT)
+
+
+def _set_aside(folder: Path) -> None:
+    """What an earlier making left goes to ``NAME.earlier``, in place of what was there: a new run starts empty."""
+    if (folder / "run.json").is_file():
+        earlier = folder.with_name(f"{folder.name}.earlier")
+        shutil.rmtree(earlier, ignore_errors=True)
+        folder.rename(earlier)
 
 
 def _tell(one: RunSpec, code: int) -> None:

@@ -14,6 +14,7 @@ from lightning.pytorch import LightningModule
 from torch import Tensor
 
 from common.collectives import all_reduce_min
+from common.epoch_order import check_order
 
 logger = logging.getLogger(__name__)
 
@@ -151,17 +152,31 @@ class ShuffledFeatureLoader(FeatureLoader):
     def __len__(self) -> int:
         return self._batches
 
-    def state_dict(self) -> dict[str, int]:
-        return {"epoch": self._epoch, "batches": self._position.batches, "world_size": self._position.world_size}
+    def state_dict(self) -> dict[str, Any]:
+        done, order = self._position.batches, self._order()
+        return {
+            "epoch": self._epoch, "batches": done, "world_size": self._position.world_size, "whole": done >= len(self),
+            "order": order,
+        }  # fmt: skip
 
-    def load_state_dict(self, state: dict[str, int]) -> None:
+    def _order(self) -> dict[str, Any]:
+        position = self._position
+        return {
+            "batch_size": self.batch * position.world_size * position.accumulate, "accumulate": position.accumulate,
+            "seed": self._seed, "samples": len(self.data.keys),
+        }  # fmt: skip
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """Takes effect at the next ``iter`` of that epoch."""
-        if state["world_size"] != self._position.world_size and 0 < state["batches"] < self._batches:
+        inside = state["batches"] > 0 and not state.get("whole", state["batches"] >= self._batches)
+        if inside and state["world_size"] != self._position.world_size:
             raise ValueError(
                 f"view=features: the checkpoint is from inside an epoch on {state['world_size']} processes, this run "
                 f"has {self._position.world_size}; each holds its own samples, so go on with {state['world_size']}, or "
                 "from an epoch's end"
             )
+        if inside:
+            check_order(state.get("order", {}), self._order())
         self._done = (state["epoch"], state["batches"])
 
     def __iter__(self) -> Iterator[dict[str, Any]]:

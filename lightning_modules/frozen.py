@@ -25,6 +25,8 @@ class FrozenBackboneModule(Evaluation, LightningModule):
         stream: which stream of the blocks is read; see :meth:`backbones.Backbone.forward_intermediates`.
     """
 
+    fixed_on_resume: tuple[str, ...] = ("backbone_weights", "weights_key", "stream")
+    """Arguments that give what was trained another meaning: they stay when a run is resumed."""
     weights_source: str
     """Where the backbone's parameters come from."""
 

@@ -18,6 +18,7 @@ from heads.linear import pool
 from lightning_modules.feature_cache import cache_features
 from lightning_modules.frozen import FrozenBackboneModule
 from lightning_modules.hparams import global_batch_size, record_hyperparameters
+from lightning_modules.schedules import cosine_schedule
 
 
 class LinearProbe(FrozenBackboneModule):
@@ -36,6 +37,12 @@ class LinearProbe(FrozenBackboneModule):
     """
 
     headline = "val/top1"
+    fixed_on_resume = (
+        *FrozenBackboneModule.fixed_on_resume,
+        "heads.*.n_last_blocks",
+        "heads.*.pooling",
+        "heads.*.batch_norm",
+    )
 
     def __init__(
         self,
@@ -93,21 +100,26 @@ class LinearProbe(FrozenBackboneModule):
     def _encoded(self, batch: dict[str, Any]) -> Tensor:
         return batch["features"] if "features" in batch else self.encode(batch["image"])
 
-    def configure_optimizers(self) -> Any:
+    def configure_optimizers(self) -> torch.optim.Optimizer:
         batch = global_batch_size(self, self.hparams.global_batch_size)
         groups = [
             {
                 "params": list(head.parameters()),
                 "lr": spec.lr * batch / 256,
+                "initial_lr": spec.lr * batch / 256,
                 "weight_decay": spec.weight_decay,
             }
             for head, spec in zip(self.heads, self.specs, strict=True)
         ]
-        optimizer = torch.optim.SGD(groups, momentum=self.hparams.momentum)
         epochs = self.trainer.max_epochs
         if epochs is None or epochs < 1:
             raise ValueError(f"the probe's schedule runs over epochs: set trainer.max_epochs (found {epochs})")
-        return [optimizer], [torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs)]
+        return torch.optim.SGD(groups, momentum=self.hparams.momentum)
+
+    def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
+        for group in optimizer.param_groups:
+            group["lr"] = cosine_schedule(epoch, self.trainer.max_epochs, group["initial_lr"], 0.0)
+        super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
 
     def _check_labels(self, labels: Tensor) -> None:
         if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < self.num_classes:

@@ -116,6 +116,16 @@ class Pretraining(Evaluation, LightningModule, ABC):
         """The epoch of the next optimiser step."""
         return self.trainer.current_epoch
 
+    def _schedule_step(self, batch_idx: int) -> int:
+        """Where the optimiser step of a batch stands in a run as it is asked for now.
+
+        A run that was resumed with another number of steps an epoch took others before: where epochs end it, they
+        count.
+        """
+        if self.trainer.max_steps != -1:
+            return self.trainer.global_step
+        return self._epoch * self._steps_per_epoch + batch_idx // self.trainer.accumulate_grad_batches
+
     def scheduled(self, step: int) -> dict[str, float]:
         """Values of an optimiser step by name, ``lr`` and ``weight_decay`` among them."""
         total, warmup = self._total_steps, self._warmup_epochs * self._steps_per_epoch
@@ -145,7 +155,7 @@ class Pretraining(Evaluation, LightningModule, ABC):
         if self._steps_between_checks > 1:  # as GradScaler tells fused optimisers to do nothing
             self.trainer.optimizers[0].found_inf = self.finite.skip_update.float()
         if self._due(self.trainer.log_every_n_steps):  # each value is a transfer, and the device waits for some
-            self._log_step(loss, logged)
+            self._log_step(loss, logged, batch_idx)
         return loss
 
     @property
@@ -156,10 +166,10 @@ class Pretraining(Evaluation, LightningModule, ABC):
         """Whether this step is one of every so many, as Lightning counts those that it logs."""
         return (self.trainer.global_step + 1) % max(1, every) == 0
 
-    def _log_step(self, loss: Tensor, logged: Logged) -> None:
+    def _log_step(self, loss: Tensor, logged: Logged, batch_idx: int) -> None:
         self.log("train/loss", loss.detach(), prog_bar=True)
         self.log_dict({f"train/{k}": v() if callable(v) else v for k, v in logged.items()})
-        self.log_dict({f"schedule/{k}": v for k, v in self.scheduled(self.trainer.global_step).items()})
+        self.log_dict({f"schedule/{k}": v for k, v in self.scheduled(self._schedule_step(batch_idx)).items()})
 
     def on_train_epoch_end(self) -> None:
         self.finite.check()
@@ -184,7 +194,7 @@ class Pretraining(Evaluation, LightningModule, ABC):
             torch.nn.utils.clip_grad_norm_(self.trained.parameters(), self._clip_grad)
 
     def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
-        values = self.scheduled(self.trainer.global_step)
+        values = self.scheduled(self._schedule_step(batch_idx))
         for i, group in enumerate(optimizer.param_groups):
             group["lr"] = values["lr"]
             if i == 0:

@@ -3,8 +3,6 @@ import os
 import pytest
 
 os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is imported
-for name in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES"):  # `make test` hands these to what the tests start
-    os.environ.pop(name, None)
 
 import torch
 
@@ -12,6 +10,8 @@ from datamodules import prepare
 from tests.tiny_runs import run
 
 torch.set_num_threads(2)
+for name in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES"):  # `make test` hands these to what the tests start
+    os.environ.pop(name, None)
 
 
 @pytest.fixture(scope="session")

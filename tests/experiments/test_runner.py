@@ -58,6 +58,21 @@ def spec(name, *needs, verb="validate", **changes):
     return RunSpec(name, verb, ("base.yaml",), flags, Path("runs") / name, needs=needs, **changes)
 
 
+def test_a_run_that_is_made_again_starts_in_an_empty_folder(folder):
+    """What the earlier making left is beside it, once."""
+    first = spec("a")
+    for content in ("one", "two"):
+        first.folder.mkdir(parents=True)
+        (first.folder / "run.json").write_text(content)
+        assert runner.run([first]) == []
+        assert not (first.folder / "run.json").exists()
+        assert (folder / "runs/a.earlier/run.json").read_text() == content
+        first.done.unlink()
+        for path in first.folder.iterdir():
+            path.unlink()
+        first.folder.rmdir()
+
+
 def left(name):
     return json.loads(Path(f"{name}.json").read_text())
 
