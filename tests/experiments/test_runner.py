@@ -180,6 +180,7 @@ def test_index():
 def test_what_did_not_run_is_told_and_the_rest_is_drawn(monkeypatch, capfd):
     monkeypatch.setenv("FAIL", "vit_demo-table1")
     write_run(Path("x"), "vim_demo", "table1", [head(1, best=0.5)])
+    Path("x/vim_demo-table1/.done").touch()
     with pytest.raises(ValueError, match=r"1 of 3 runs were not made: x/vit_demo-table1$"):
         command.main(
             ["table1", "--data=demo", "--models", "vit_demo", "vim_demo", "--checkpoint=w", "--runs=x", "--jobs="]
