@@ -10,9 +10,14 @@ A source is a path, ``hf://owner/repo/file[@revision]``, or a timm model name wi
 ``flat``              one dict of tensors: DINO's and timm's backbones, exports, safetensors
 ``timm``              a timm model's published weights, by name
 ====================  ==============================================================================================
+
+Networks may lie in dicts inside dicts (``{"model": {"state_dict": …}}``), and names may carry what held the model when
+it was saved: ``_orig_mod.`` (torch.compile), ``module.`` (DDP), ``model.``, ``net.``, ``encoder.`` … (somebody's Lightning
+module). :func:`unwrappings` takes these off one by one, until a backbone finds its own names.
 """
 
 import argparse
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -106,6 +111,51 @@ def _is_state(value: object) -> bool:
     return isinstance(value, dict) and any(isinstance(t, Tensor) for t in value.values())
 
 
+NETWORKS = (
+    "model", "state_dict", "model_state_dict", "module", "net", "network", "weights", "params", "model_ema",
+    "state_dict_ema", "ema",
+)  # fmt: skip
+"""Where checkpoints keep a network's tensors, the one that is taken first."""
+WRAPPERS = ("module", "model", "net", "network", "encoder", "backbone", "trunk", "_forward_module", "ema_model")
+"""What a model's tensors may be called under when something held the model, a head perhaps beside it."""
+
+
+def _networks(content: dict[str, Any], depth: int = 3) -> dict[str, dict[str, Tensor]]:
+    """The dicts of tensors in a file's content by the keys that lead to them, joined by dots."""
+    found: dict[str, dict[str, Tensor]] = {}
+    for name, value in content.items():
+        if _is_state(value):
+            found[name] = {k: v for k, v in value.items() if isinstance(v, Tensor)}
+        elif isinstance(value, dict) and depth and (name in NETWORKS or depth < 3):
+            found |= {f"{name}.{inner}": state for inner, state in _networks(value, depth - 1).items()}
+    return found
+
+
+def uncompiled(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Without the names that torch.compile puts in between."""
+    return {name.replace("_orig_mod.", ""): value for name, value in state.items()}
+
+
+def _without_module(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Without what DDP puts in front."""
+    return {name.removeprefix("module."): value for name, value in state.items()}
+
+
+def bare(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Without the wrappers that all names share."""
+    first = {name.partition(".")[0] for name in state}
+    wrapper = next(iter(first)) if len(first) == 1 else ""
+    return bare(_strip(state, f"{wrapper}.")) if wrapper in WRAPPERS else state
+
+
+def unwrappings(state: dict[str, Tensor]) -> Iterator[dict[str, Tensor]]:
+    """The state as it is, then with one wrapper after another taken off its names."""
+    yield state
+    for wrapper in WRAPPERS:
+        if inner := _strip(state, f"{wrapper}."):
+            yield from unwrappings(inner)
+
+
 def detect_format(content: dict[str, Any], key: str, source: str | Path) -> Checkpoint:
     """The format of a file's content and the tensors of the backbone in it.
 
@@ -117,23 +167,35 @@ def detect_format(content: dict[str, Any], key: str, source: str | Path) -> Chec
     Raises:
         ValueError: where there is no backbone in it, saying what there is.
     """
+    networks = _networks(content)
     if "pytorch-lightning_version" in content:
+        state = uncompiled(networks.get("state_dict", {}))
         for prefix in (f"{key}.backbone.", "backbone."):
-            if found := _strip(content["state_dict"], prefix):
+            if found := _strip(state, prefix):
                 return Checkpoint("lightning", found)
-        raise ValueError(f"{source} is a Lightning checkpoint without {key}.backbone.* or backbone.* tensors")
-    networks = [k for k, v in content.items() if _is_state(v)]
+        if any(name.startswith(("teacher.", "student.")) for name in state):
+            raise ValueError(f"{source} is a Lightning checkpoint without {key}.backbone.* or backbone.* tensors")
+        return Checkpoint("lightning", state)
     if key in networks:
-        state = {k.removeprefix("module."): v for k, v in content[key].items()}
-        return Checkpoint("dino", _strip(state, "backbone.") or state)
+        state = uncompiled(networks[key])
+        state = _strip(state, "module.") or state
+        return Checkpoint(
+            "dino" if key in ("teacher", "student") else "supervised", _strip(state, "backbone.") or state
+        )
     if "teacher" in networks or "student" in networks:
         raise ValueError(f"{source} has no network {key!r}; it holds {', '.join(networks)}")
-    if "model" in networks:
-        return Checkpoint("supervised", {k.removeprefix("module."): v for k, v in content["model"].items()})
-    if "state_dict" in networks and any(k.endswith("linear.weight") for k in content["state_dict"]):
-        raise ValueError(f"{source} is a linear classifier without a backbone: read it with backbones.weights.linear")
+    taken = [name for wanted in NETWORKS for name in networks if name.partition(".")[0] == wanted]
+    if taken or len(networks) == 1:
+        state = _without_module(uncompiled(networks[taken[0] if taken else next(iter(networks))]))
+        if {name.rpartition("linear.")[2] for name in state} <= {"weight", "bias"}:
+            raise ValueError(
+                f"{source} is a linear classifier without a backbone: read it with backbones.weights.linear"
+            )
+        return Checkpoint("supervised", state)
+    if networks:
+        raise ValueError(f"{source} holds several networks: {', '.join(networks)}; say which by weights_key")
     if content and all(isinstance(v, Tensor) for v in content.values()):
-        state = {k.removeprefix("module."): v for k, v in content.items()}
+        state = _without_module(uncompiled(content))
         return Checkpoint("flat", _strip(state, "backbone.") or state)
     raise ValueError(f"{source}: unknown format with keys {', '.join(map(str, list(content)[:8]))}")
 

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from backbones.base import CLASSIFIER_PREFIXES, Backbone
-from backbones.checkpoints import open_checkpoint, read
+from backbones.checkpoints import bare, open_checkpoint, read, unwrappings
 from common.files import written_aside
 
 
@@ -33,11 +33,25 @@ def load(backbone: Backbone, source: str | Path, key: str = "teacher") -> str:
         ValueError: naming missing and unexpected keys and differing shapes; nothing is loaded then.
     """
     kind, state = open_checkpoint(source, key)
-    try:
-        state = backbone.adapt_state_dict(state)
-    except ValueError as error:
-        raise ValueError(f"{source}: {error}") from None
-    own, problems = backbone.state_dict(), []
+    found: list[tuple[int, str]] = []
+    for candidate in unwrappings(state):
+        try:
+            adapted = backbone.adapt_state_dict(candidate)
+        except ValueError as error:
+            found.append((0, str(error)))
+            continue
+        matching, problems = _compare(backbone.state_dict(), adapted)
+        if not problems:
+            backbone.load_state_dict(adapted)
+            return kind
+        found.append((matching, f"does not fit {type(backbone).__name__}: {problems}"))
+    closest = max(found, key=lambda one: one[0])[1]  # the first of equals, which is least taken apart
+    raise ValueError(f"{source} ({kind}) {closest}" if closest.startswith("does not") else f"{source}: {closest}")
+
+
+def _compare(own: dict[str, Tensor], state: dict[str, Tensor]) -> tuple[int, str]:
+    """How many names a model and a state share, and in words what keeps them apart."""
+    problems = []
     if missing := sorted(own.keys() - state.keys()):
         problems.append(f"missing: {_some(missing)}")
     if unexpected := sorted(state.keys() - own.keys()):
@@ -49,10 +63,7 @@ def load(backbone: Backbone, source: str | Path, key: str = "teacher") -> str:
     ]
     if shapes:
         problems.append(f"shapes: {_some(sorted(shapes))}")
-    if problems:
-        raise ValueError(f"{source} ({kind}) does not fit {type(backbone).__name__}: {'; '.join(problems)}")
-    backbone.load_state_dict(state)
-    return kind
+    return len(own.keys() & state.keys()), "; ".join(problems)
 
 
 def _some(names: list[str], most: int = 6) -> str:
@@ -128,7 +139,7 @@ def main(arguments: list[str] | None = None) -> None:
     if args.out.suffix not in (".pth", ".safetensors"):
         raise ValueError(f"{args.out}: the name must end in .pth or .safetensors")
     kind, state = open_checkpoint(args.source, args.key)
-    _write({k: v.contiguous() for k, v in state.items() if not k.startswith(CLASSIFIER_PREFIXES)}, args.out)
+    _write({k: v.contiguous() for k, v in bare(state).items() if not k.startswith(CLASSIFIER_PREFIXES)}, args.out)
     print(f"{args.out}: the backbone of {args.source} ({kind})")
 
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import timm
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
-from backbones import MambaReg, MambaRegMamba1, TimmModel, VimMamba1, VisionMamba, VisionTransformer, weights
+from backbones import Backbone, MambaReg, MambaRegMamba1, TimmModel, VimMamba1, VisionMamba, VisionTransformer, weights
 
 SMALL = dict(img_size=32, patch_size=8, embed_dim=16, depth=2)
 
@@ -112,6 +112,70 @@ def test_one_fault_is_refused_and_named(name, fault, tmp_path):
     with pytest.raises(ValueError, match=rf"w.pth \({kind}\) does not fit .*{fault}: {key}"):
         weights.load(model, tmp_path / "w.pth")
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+
+
+class Wrapped(Backbone):
+    """A user's: its own names begin as wrappers do."""
+
+    def __init__(self):
+        super().__init__()
+        self.model = torch.nn.ModuleDict({"net": torch.nn.Linear(3, 2)})
+
+    def pooled_features(self, images): ...
+    def forward_features(self, images): ...
+    def forward_intermediates(self, images, n=1, stream="published"): ...
+
+
+def under(prefix):
+    return lambda state: {f"{prefix}{k}": v for k, v in state.items()}
+
+
+def beside_a_head(prefix):
+    return lambda state: under(prefix)(state) | {"criterion.center": torch.zeros(3), "head.weight": torch.zeros(2, 2)}
+
+
+WRAPPINGS = {
+    "compiled": under("_orig_mod."),
+    "compiled under ddp": under("module._orig_mod."),
+    "compiled in the middle": lambda s: {"teacher": under("backbone._orig_mod.")(s)},
+    "ddp, compiled, nested": lambda s: {"model": {"state_dict": under("module._orig_mod.")(s)}, "epoch": 3},
+    "data parallel": lambda s: {"state_dict": under("module.")(s)},
+    "a lightning module's": lambda s: {"pytorch-lightning_version": "2.1", "state_dict": under("model.")(s)},
+    "a lightning module's, deeper": lambda s: {"pytorch-lightning_version": "2.1", "state_dict": beside_a_head("model.encoder.")(s)},
+    "ours, compiled": lambda s: {"pytorch-lightning_version": "2.6", "state_dict": under("teacher.backbone._orig_mod.")(s)},
+    "model_state_dict": lambda s: {"model_state_dict": s, "optimizer_state_dict": {"state": {}}},
+    "beside its average": lambda s: {"model": s, "model_ema": {k: v + 1 for k, v in s.items()}},
+    "one of any name": lambda s: {"generator": s, "step": 1},
+    "net": under("net."),
+    "encoder and head": beside_a_head("encoder."),
+}  # fmt: skip
+MODELS = {"vim": vim, "timm": lambda: TimmModel("test_vit4", img_size=64), "a user's": Wrapped}
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("name", WRAPPINGS)
+def test_what_held_the_model_is_taken_off(name, model, tmp_path):
+    torch.manual_seed(0)
+    saved, loaded = MODELS[model](), MODELS[model]()
+    torch.save(WRAPPINGS[name](saved.state_dict()), tmp_path / "w.pth")
+    weights.load(loaded, tmp_path / "w.pth")
+    own = loaded.state_dict()
+    assert all(torch.equal(value, own[key]) for key, value in saved.state_dict().items())
+
+
+def test_which_of_several_networks(tmp_path, capsys):
+    model, loaded = vim(), vim()
+    state = model.state_dict()
+    average = {k: v + 1 for k, v in state.items()}
+    torch.save({"model": state, "model_ema": average}, tmp_path / "both.pth")
+    weights.load(loaded, tmp_path / "both.pth", "model_ema")
+    assert all(torch.equal(value, average[key]) for key, value in loaded.state_dict().items())
+    torch.save({"g": state, "d": average}, tmp_path / "two.pth")
+    with pytest.raises(ValueError, match="holds several networks: g, d; say which by weights_key"):
+        weights.load(loaded, tmp_path / "two.pth")
+    torch.save(WRAPPINGS["ddp, compiled, nested"](state), tmp_path / "nested.pth")
+    weights.main(["convert", str(tmp_path / "nested.pth"), str(tmp_path / "out.safetensors")])
+    assert load_file(tmp_path / "out.safetensors").keys() == state.keys()
 
 
 def test_published_names_and_shapes():
