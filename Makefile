@@ -13,7 +13,7 @@ setup: .venv/.ready ## a virtual environment in .venv with the project and its t
 
 .venv/.ready: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv || python3 -m venv .venv
-	$(BIN)/pip install --quiet --no-compile -e '.[dev]'
+	$(BIN)/pip install --quiet --no-compile --config-settings editable_mode=compat -e '.[dev]'
 	-$(BIN)/python -m compileall -q -j 0 .venv/lib > /dev/null 2>&1
 	touch $@
 
@@ -32,7 +32,7 @@ slurm-local-down: ## takes it down
 
 BENCHMARKS = input_pipeline dino_step ssd_cpu ssd_growth causal_conv binary_auc knn probe_heads kernel_registers scaling
 bench: setup ## every benchmark that needs no GPU, into benchmarks/results (BENCHMARKS=ssd_cpu for one)
-	$(BIN)/pip install --quiet -e '.[bench]'
+	$(BIN)/pip install --quiet --config-settings editable_mode=compat -e '.[bench]'
 	for name in $(BENCHMARKS); do $(BIN)/python benchmarks/$$name.py || exit 1; done
 
 lint: setup ## ruff and mypy

@@ -9,9 +9,14 @@ import os
 import re
 import sys
 import textwrap
+from pathlib import Path
 from typing import NoReturn
 
-import configs
+try:
+    import common  # noqa: F401  # first: no file of somebody else's is in the place of a package
+    import configs
+except ImportError as error:
+    sys.exit(f"error: {error}")
 
 COMMANDS = {
     "fit": "train: pretraining, supervised training, the heads of a probe",
@@ -89,15 +94,33 @@ def main(args: list[str] | None = None) -> None:
         meant = f"; did you mean {near[0]!r}?" if near else f"; allowed: {', '.join(COMMANDS)}"
         refuse(f"{args[0]!r} is no command{meant}")
     share_the_processors()
+    try:
+        import lightning_cli
+    except ImportError as error:
+        refuse(reason_of_import(error))
     # a user's own classes lie in the working folder; behind ours, so that no file of theirs takes the place of one
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
-    import lightning_cli
 
     args = with_found_configs(args)
     if own:
         sys.argv[1:] = args
     lightning_cli.run(None if own else args)
+
+
+def reason_of_import(error: ImportError) -> str:
+    """What kept the program from being imported, and the user's file that took a package's place, if one did."""
+    folders = {
+        Path(place or ".").resolve() for place in (os.getcwd(), *os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    }
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if "." in name or file is None or configs.ROOT.parent in Path(file).resolve().parents:
+            continue
+        path = Path(file).resolve()
+        if path.parent in folders or (path.name == "__init__.py" and path.parent.parent in folders):
+            return f"{error}; {file} takes the place of the package {name!r}: rename it, or start from another folder"
+    return str(error)
 
 
 def share_the_processors() -> None:

@@ -1,5 +1,6 @@
 """Visual backbones on torch and timm."""
 
+import common  # noqa: F401  # first: no file of somebody else's is in the place of a package
 from backbones.base import STREAMS, Backbone, BlockView, Features, MixingBackbone, Stream
 from backbones.hierarchical import HierarchicalBackbone, StageTrace
 from backbones.linear_vit import LinearVisionTransformer

@@ -12,8 +12,8 @@ A source is a path, ``hf://owner/repo/file[@revision]``, or a timm model name wi
 ====================  ==============================================================================================
 
 Networks may lie in dicts inside dicts (``{"model": {"state_dict": …}}``), and names may carry what held the model when
-it was saved: ``_orig_mod.`` (torch.compile), ``module.`` (DDP), ``model.``, ``net.``, ``encoder.`` … (somebody's Lightning
-module). :func:`unwrappings` takes these off one by one, until a backbone finds its own names.
+it was saved: ``_orig_mod.`` (torch.compile), ``module.`` (DDP), ``model.``, ``net.``, ``encoder.`` … (somebody's
+Lightning module). :func:`unwrappings` takes these off one by one, until a backbone finds its own names.
 """
 
 import argparse

@@ -1,5 +1,6 @@
 """Images, and any other samples, from sharded WebDataset tars."""
 
+import common  # noqa: F401  # first: no file of somebody else's is in the place of a package
 from datamodules.albumentations_transforms import AlbumentationsImage, AlbumentationsViews, PipelineViews
 from datamodules.imagenet import ImageNetDataModule
 from datamodules.imagenet_s import ImageNetSDataModule

@@ -1,5 +1,6 @@
 """Training and evaluation: the only place that joins backbones, heads and metrics."""
 
+import common  # noqa: F401  # first: no file of somebody else's is in the place of a package
 from heads import DINOHead, HeadSpec
 from lightning_modules.binary_auc import BinaryAUCEvaluation
 from lightning_modules.dino import DINO
