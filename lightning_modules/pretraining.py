@@ -201,7 +201,18 @@ class Pretraining(Evaluation, LightningModule, ABC):
                 group["weight_decay"] = values["weight_decay"]
         # with a look at every step no such loss comes this far
         skip_update = self.finite.skip_update if self._steps_between_checks > 1 else None
-        super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
+
+        def unscaled_closure() -> Any:
+            """With a scale on the loss (16-mixed) Lightning leaves it in the gradients for a fused optimiser, which takes
+            it out by itself, but only after they were clipped and looked at."""
+            loss = optimizer_closure()
+            scaler = getattr(self.trainer.precision_plugin, "scaler", None)
+            fused = getattr(optimizer, "optimizer", optimizer)
+            if scaler is not None and loss is not None and getattr(fused, "_step_supports_amp_scaling", False):
+                scaler.unscale_(fused)
+            return loss
+
+        super().optimizer_step(epoch, batch_idx, optimizer, unscaled_closure)
         self.after_update(values, skip_update)
 
     # ---- validation and prediction ------------------------------------------------------------------------

@@ -12,10 +12,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from lightning.pytorch import Callback, Trainer, seed_everything
+from lightning.pytorch.plugins.precision import MixedPrecision
 
 from backbones import VisionMamba, VisionTransformer
 from callbacks import CollapseMonitor
-from lightning_modules import DINO, DINOHead
+from lightning_modules import DINO, DINOHead, pretraining
 from lightning_modules.ema import ema_update
 from lightning_modules.schedules import cosine_schedule, linear_warmup
 
@@ -48,6 +49,64 @@ def fit(module, data, epochs=1, callbacks=(), **kwargs):
     trainer = Trainer(max_epochs=epochs, callbacks=list(callbacks), **{**QUIET, **kwargs})
     trainer.fit(module, torch.utils.data.DataLoader(data, batch_size=None))
     return trainer
+
+
+class UnroundedHalf(MixedPrecision):
+    """16-mixed with a real GradScaler and no rounding, as there is no CUDA here."""
+
+    def __init__(self):
+        super().__init__("16-mixed", "cpu", torch.amp.GradScaler("cpu", init_scale=2.0**16))
+
+    def autocast_context_manager(self):
+        return torch.autocast("cpu", enabled=False)
+
+
+def clipped_run(plugins, monkeypatch, **kwargs):
+    """Which gradients were clipped, the largest of each step, what GradientNorm sees, and the student afterwards."""
+    seen, real = [], pretraining.clip_each
+
+    def spy(gradients, largest):
+        norms = torch.stack([g.norm() for g in gradients])
+        seen.append(norms)
+        real(gradients, largest)
+
+    monkeypatch.setattr(pretraining, "clip_each", spy)
+    module, norm = tiny(clip_grad=0.05, **kwargs), []
+
+    class Norms(Callback):
+        def on_before_optimizer_step(self, trainer, pl_module, optimizer):
+            norm.append(torch.nn.utils.get_total_norm([p.grad for p in pl_module.parameters() if p.grad is not None]))
+
+    fit(module, batches(4), callbacks=[Norms()], plugins=plugins)
+    monkeypatch.undo()
+    return torch.stack(seen), torch.stack(norm), module.student.state_dict()
+
+
+def test_a_scaled_loss_clips_what_an_unscaled_one_clips(monkeypatch):
+    norms, total, student = clipped_run([], monkeypatch)
+    share = (norms > 0.05).float().mean(1)
+    assert 0.05 < share[0] < 0.95  # some are clipped, some are not
+    scaled_norms, scaled_total, scaled_student = clipped_run([UnroundedHalf()], monkeypatch)
+    torch.testing.assert_close(scaled_norms, norms)  # a power of two changes no bit
+    torch.testing.assert_close(scaled_total, total)
+    for name, value in student.items():
+        torch.testing.assert_close(scaled_student[name], value, msg=name)
+
+
+def test_an_overflow_leaves_the_student_as_it_is():
+    """A step whose scaled gradients are infinite is left out; the scale is halved and training goes on."""
+    module = tiny(clip_grad=0.05)
+    plugin = UnroundedHalf()
+    plugin.scaler = torch.amp.GradScaler("cpu", init_scale=3e38)
+    kept = []
+
+    class Students(Callback):
+        def on_train_batch_end(self, trainer, pl_module, *args):
+            kept.append(torch.cat([p.detach().flatten() for p in pl_module.student.parameters()]))
+
+    before = torch.cat([p.detach().flatten() for p in module.student.parameters()])
+    fit(module, batches(2), callbacks=[Students()], plugins=[plugin])
+    assert torch.equal(kept[0], before) and kept[1].isfinite().all() and plugin.scaler.get_scale() < 3e38
 
 
 def test_teacher_is_a_distinct_copy_in_eval_mode():
