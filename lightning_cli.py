@@ -1,5 +1,6 @@
 """Lightning's command line with our rules on it; :mod:`cli` is its light front."""
 
+import ast
 import difflib
 import errno
 import inspect
@@ -30,6 +31,7 @@ from callbacks.checkpoint_files import fault, newest
 from callbacks.preemption import Preempted
 from callbacks.run_folder import run_folder
 from common.memory import keep_freed_memory
+from common.ranges import check_config
 
 _load_yaml = get_loader("yaml")
 
@@ -72,11 +74,35 @@ def explain(message: str) -> str:
         option = re.search(r"Option '([\w.]+)' is not accepted", problem[2])
         if option:
             message += _nearest(problem[1], option[1])
+    if (given := _given_class(message)) is not None:
+        others = [name for name in given if name not in ("class_path", "init_args")]
+        where = ".".join(keys)
+        if "class_path" not in given:
+            return f"{where}: class_path is missing; it has {', '.join(map(str, given)) or 'nothing'}"
+        if not isinstance(given["class_path"], str):
+            return f"{where}.class_path={given['class_path']!r} is no name of a class"
+        if others:
+            return f"{where}: {others[0]} stands beside class_path and init_args; put arguments under {where}.init_args"
+        return f"{where}.init_args={str(given['init_args'])[:80]}: wanted the arguments by name"
     if "backbone" in message and "required" in message:
         message += "; add a backbone overlay, such as -c configs/backbone/vim_small.yaml"
     elif "required: root" in message:
         message += "; set data.init_args.root to the folder with the shards, or add -c configs/data/imagenet.yaml"
     return message
+
+
+def _given_class(message: str) -> dict[str, Any] | None:
+    """What stood where a class with its arguments was wanted, if jsonargparse says no more than that it is none."""
+    found = re.search(r"Not a valid subclass of .* Given value: (\{.*\})", message)
+    try:
+        given = ast.literal_eval(found[1]) if found else None
+    except (SyntaxError, ValueError):
+        return None
+    return given if isinstance(given, dict) else None
+
+
+ADDRESS = "    For further information visit"
+"""Pydantic's last line."""
 
 
 def reason_of(message: str) -> str:
@@ -85,8 +111,12 @@ def reason_of(message: str) -> str:
     jsonargparse lists what each type of a union objects to, ours among it, and ends with the value; others end with the
     reason.
     """
-    lines = [line.strip() for line in message.splitlines() if line.strip()]
-    objections = [line.removeprefix("- ") for line in lines if line.startswith("- ")]
+    lines = [line.strip() for line in message.splitlines() if line.strip() and not line.startswith(ADDRESS)]
+    objections = [
+        f"{line.removeprefix('- ')} {after}" if line.endswith(":") else line.removeprefix("- ")
+        for line, after in zip(lines, [*lines[1:], ""], strict=True)
+        if line.startswith("- ")
+    ]
     objections = [line for line in objections if not line.startswith("Expected a ")]
     if "Does not validate against any of the Union subtypes" in message and objections:
         return objections[-1]
@@ -113,6 +143,13 @@ class Parser(LightningArgumentParser):
         text = explain(" ".join(line.strip() for line in str(message).splitlines() if line.strip()))
         sys.stderr.write(f"see dinomamba --help, and --print_config for what the files make together\nerror: {text}\n")
         sys.exit(2)
+
+
+NOTHING = (
+    "lightning.LightningModule", "lightning.LightningDataModule", "lightning.pytorch.core.module.LightningModule",
+    "lightning.pytorch.core.datamodule.LightningDataModule",
+)  # fmt: skip
+"""What a model or data module without a class path are taken for."""
 
 
 class CLI(LightningCLI):
@@ -151,8 +188,11 @@ class CLI(LightningCLI):
             )
         config = self.config[self.subcommand] if self.subcommand else self.config
         for key in ("model", "data"):
-            if config.get(key) is not None and "dict_kwargs" in config[key]:
+            if not config.get(key) or config[key].get("class_path") in NOTHING:
+                raise ValueError(f"{key} is not set; add -c task/….yaml, which names both, and a file that fills it")
+            if "dict_kwargs" in config[key]:
                 raise ValueError(f"{key}.dict_kwargs is not allowed; put arguments under {key}.init_args")
+        check_config(config.as_dict())
 
     def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
         """``ckpt_path: auto`` is the newest whole checkpoint of the run's folder, or a fresh start."""
@@ -224,6 +264,32 @@ def _check_end(max_epochs: int | None, checkpoint: Mapping[str, Any], path: Path
         )
 
 
+ADVICE = {
+    r"Bus error|out of shared memory|unable to (write to|allocate shared memory|open shared memory)|/dev/shm": (
+        "the shared memory of the loading processes is full: make /dev/shm larger (docker run --shm-size 16g), or "
+        "lower data.init_args.num_workers and data.init_args.prefetch"
+    ),
+    r"DataLoader worker .*(exited unexpectedly|killed by signal)": (
+        "a loading process was ended from outside, most often as memory ran out: lower data.init_args.num_workers, "
+        "prefetch or batch_size"
+    ),
+    r"out of memory|can't allocate memory|Unable to allocate": (
+        "memory is full: lower data.init_args.batch_size, or raise trainer.accumulate_grad_batches, or set "
+        "model.init_args.grad_checkpointing true where the method has it"
+    ),
+}
+"""What to change, by what torch says."""
+
+
+def advice(error: Exception) -> str:
+    """One line of an error that is none of ours: its reason, and what to change where that is known."""
+    reason = f"{type(error).__name__}: {reason_of(str(error))}".removeprefix("MisconfigurationException: ")
+    known = next(
+        (text for pattern, text in ADVICE.items() if re.search(pattern, f"{type(error).__name__} {error}")), None
+    )
+    return reason if known is None else f"{known} ({reason})"
+
+
 def run(args: list[str] | None) -> None:
     """Runs one command, the process's own or ``args``; see :func:`cli.main`."""
     set_loader("yaml", _load_unique)
@@ -241,4 +307,8 @@ def run(args: list[str] | None) -> None:
         if isinstance(error, OSError) and error.errno == errno.ENOSPC:
             reason.append(f"the disk is full ({error}); make room and go on with --ckpt_path auto")
         sys.stderr.write(f"error: {reason[-1] or type(error).__name__}\n")
+        sys.exit(1)
+    except Exception as error:
+        traceback.print_exc()
+        sys.stderr.write(f"error: {advice(error)}\n")
         sys.exit(1)

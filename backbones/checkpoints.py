@@ -87,6 +87,15 @@ def _fetch_from_hub(address: str) -> Path:
         ) from None
 
 
+def no_published_weights(name: str, error: Exception) -> str:
+    """In words, what to do where timm could not get a model's weights."""
+    reason = str(error).splitlines()[0] if str(error) else "no message"
+    return (
+        f"timm has no published weights for {name} here ({type(error).__name__}: {reason}); without a network, give a "
+        "file's path (model.init_args.backbone_weights)"
+    )
+
+
 def read(path: str | Path) -> dict[str, Any]:
     """A file's content, on the CPU. ValueError where it is missing, damaged, or would run code."""
     path = fetch(path)
@@ -212,9 +221,6 @@ def open_checkpoint(source: str | Path, key: str = "teacher") -> Checkpoint:
         try:
             model = timm.create_model(name, pretrained=True)
         except Exception as error:
-            raise ValueError(
-                f"timm has no published weights for {name} here ({type(error).__name__}: "
-                f"{str(error).splitlines()[0] if str(error) else 'no message'}); without a network, give a file's path"
-            ) from None
+            raise ValueError(no_published_weights(name, error)) from None
         return Checkpoint("timm", dict(model.state_dict()))
     return detect_format(read(source), key, source)

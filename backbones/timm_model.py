@@ -11,6 +11,7 @@ from timm.layers import resample_abs_pos_embed
 from torch import Tensor, nn
 
 from backbones.base import CLASSIFIER_PREFIXES, BlockView, Features, MixingBackbone, Stream
+from backbones.checkpoints import no_published_weights
 from backbones.timm_attention import AttentionWatch, tells_its_branch, token_attention
 
 
@@ -243,12 +244,18 @@ def _create(name: str, img_size: int | tuple[int, int] | None, pretrained: bool,
     options: dict[str, Any] = {} if img_size is None else {"img_size": img_size}
     if drop_path:
         options["drop_path_rate"] = drop_path
+    if pretrained:
+        options["pretrained"] = True
     try:  # transformers resample their positions with this switch; other families do not know it
-        return timm.create_model(name, pretrained, num_classes=0, dynamic_img_size=True, **options)
+        return timm.create_model(name, num_classes=0, dynamic_img_size=True, **options)
     except TypeError:
         pass
+    except (OSError, RuntimeError, ValueError) as error:
+        if pretrained:
+            raise ValueError(f"pretrained=true: {no_published_weights(name, error)}") from None
+        raise
     try:
-        return timm.create_model(name, pretrained, num_classes=0, **options)
+        return timm.create_model(name, num_classes=0, **options)
     except TypeError as error:
         refused = [key for key in options if f"'{key}'" in str(error)]
         if not refused:

@@ -15,7 +15,7 @@ from lightning.pytorch.cli import SaveConfigCallback
 from lightning.pytorch.utilities import rank_zero_info
 
 from callbacks.run_folder import claim, run_folder
-from callbacks.settings import Change, Settings, flat, options, put_back, put_schedule_back
+from callbacks.settings import Change, Settings, flat, options, put_back, put_schedule_back, whole
 from common import native
 from common.files import write_json, write_text
 
@@ -98,6 +98,7 @@ class RunRecord(SaveConfigCallback):
             "accumulate_grad_batches": trainer.accumulate_grad_batches,
             "global_batch_size": getattr(trainer.datamodule, "batch_size", None),
             "shards": getattr(trainer.datamodule, "shard_files", []),
+            "settings": whole(yaml.safe_load(self._configuration)),
             "changed_on_resume": [change._asdict() for change in self.changed],
         }
         self._path = folder / ("run.json" if number == 1 else f"run-{number}.json")

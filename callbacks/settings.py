@@ -23,9 +23,14 @@ SILENT = ("logger", "callbacks", "plugins", "default_root_dir", "enable_", "prof
 """Of the trainer: what changes nothing that is computed."""
 
 
+def whole(config: Mapping[str, Any]) -> Settings:
+    """A configuration, such as ``config.yaml`` holds, by keys; entries of lists of groups by their number."""
+    return dict(leaf for part in config for leaf in _leaves(part, config[part]))
+
+
 def flat(config: Mapping[str, Any]) -> Settings:
-    """The settings in a whole configuration, such as ``config.yaml`` holds; entries of lists by their number."""
-    settings = dict(leaf for part in PARTS if part in config for leaf in _leaves(part, config[part]))
+    """Of a configuration the settings on which it hangs what a run computes."""
+    settings = whole({part: config[part] for part in PARTS if part in config})
     return {key: value for key, value in settings.items() if not key.startswith(tuple(f"trainer.{s}" for s in SILENT))}
 
 
@@ -148,8 +153,15 @@ def another_run(before: Settings, now: Settings, evaluation: bool) -> list[Chang
     return [
         change
         for change in compare(before, now)
-        if change.key in telling or (change.key.startswith(BACKBONE) and change.key not in speed)
+        if (change.key in telling and not _same_place(change))
+        or (change.key.startswith(BACKBONE) and change.key not in speed)
     ]
+
+
+def _same_place(change: Change) -> bool:
+    """Whether a path is said in another way only."""
+    paths = change.before, change.now
+    return all(isinstance(p, str) for p in paths) and len({Path(p).expanduser().resolve() for p in paths}) == 1
 
 
 # ---- optimisers -----------------------------------------------------------------------------------------------------

@@ -203,8 +203,8 @@ class Pretraining(Evaluation, LightningModule, ABC):
         skip_update = self.finite.skip_update if self._steps_between_checks > 1 else None
 
         def unscaled_closure() -> Any:
-            """With a scale on the loss (16-mixed) Lightning leaves it in the gradients for a fused optimiser, which takes
-            it out by itself, but only after they were clipped and looked at."""
+            """With a scale on the loss (16-mixed) Lightning leaves it in the gradients for a fused optimiser to take
+            out, which is after they were clipped and looked at."""
             loss = optimizer_closure()
             scaler = getattr(self.trainer.precision_plugin, "scaler", None)
             fused = getattr(optimizer, "optimizer", optimizer)
