@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backbones import Backbone
+from backbones import Backbone, weights
 from heads import DINOHead
 from lightning_modules.dino_loss import DINOLoss
 from lightning_modules.ema import EMATeacher
@@ -59,7 +59,7 @@ class DINO(EMATeacher, Pretraining):
         clip_grad: largest gradient norm of each parameter by itself; None or 0 for no clipping.
         freeze_last_layer_epochs: epochs in which the prototypes stay as they are.
         num_global_crops: how many of the first views the teacher sees.
-        global_batch_size, knn_k, grad_checkpointing: see :class:`Pretraining`.
+        global_batch_size, knn_k, grad_checkpointing, init_weights, weights_key: see :class:`Pretraining`.
 
     Raises:
         ValueError: for a teacher temperature that is not below the student's, or half-precision parameters.
@@ -94,10 +94,12 @@ class DINO(EMATeacher, Pretraining):
         global_batch_size: int | None = None,
         knn_k: int = 20,
         grad_checkpointing: bool = False,
+        init_weights: str | None = None,
+        weights_key: str = "teacher",
     ) -> None:
         super().__init__(
             backbone, lr, min_lr, warmup_epochs, weight_decay, weight_decay_end, clip_grad, "each", global_batch_size,
-            knn_k, grad_checkpointing,
+            knn_k, grad_checkpointing, init_weights, weights_key,
         )  # fmt: skip
         record_hyperparameters(self, "backbone")
         for name, temp in (("warmup_teacher_temp", warmup_teacher_temp), ("teacher_temp", teacher_temp)):
@@ -120,6 +122,12 @@ class DINO(EMATeacher, Pretraining):
     def backbone(self) -> Backbone:  # type: ignore[override]  # the teacher's, not an attribute
         """The teacher's backbone, which is what is kept, scored and looked at."""
         return self.teacher.backbone  # type: ignore[return-value]
+
+    def start_from(self, source: str, key: str) -> str:
+        """The student's backbone; the teacher is its copy again."""
+        kind = weights.load(self.student.backbone, source, key)
+        self.teacher.load_state_dict(self.student.state_dict())
+        return kind
 
     @property
     def trained(self) -> nn.Module:

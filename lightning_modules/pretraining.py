@@ -3,6 +3,7 @@
 Shapes: B images a device, D num_features.
 """
 
+import logging
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -13,7 +14,7 @@ import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 
-from backbones import Backbone
+from backbones import Backbone, weights
 from common.evaluation import Evaluation
 from lightning_modules.clipping import clip_each
 from lightning_modules.finite import FiniteGuard
@@ -21,6 +22,8 @@ from lightning_modules.hparams import global_batch_size
 from lightning_modules.param_groups import param_groups_weight_decay
 from lightning_modules.schedules import cosine_schedule
 from metrics import KNNAccuracy
+
+logger = logging.getLogger(__name__)
 
 Logged = Mapping[str, Tensor | float | Callable[[], Tensor]]
 """Scalars by name; a function is called in those steps only that are logged."""
@@ -45,6 +48,9 @@ class Pretraining(Evaluation, LightningModule, ABC):
             datamodule's ``batch_size``.
         knn_k: neighbours of the validation score; None for no such score.
         grad_checkpointing: keep only the blocks' inputs for the backward pass: less memory, one more forward pass.
+        init_weights: what the backbone starts from, a file or name that :func:`backbones.weights.load` reads; None for
+            its initialisation. A run that is resumed goes on from its checkpoint instead.
+        weights_key: which network of a full checkpoint that is.
 
     Raises:
         FloatingPointError: after a non-finite loss, naming its step; nothing was updated by it. On CUDA it may come
@@ -52,13 +58,17 @@ class Pretraining(Evaluation, LightningModule, ABC):
     """
 
     headline = "val/knn_top1"
+    fixed_on_resume: tuple[str, ...] = ("init_weights", "weights_key")
+    """Arguments that a run keeps when it is resumed."""
     backbone: Backbone
+    weights_source: str
+    """Where the backbone's parameters came from at the start."""
 
     def __init__(
         self, backbone: Backbone, lr: float = 5e-4, min_lr: float = 0.0, warmup_epochs: int = 10,
         weight_decay: float = 0.04, weight_decay_end: float | None = None, clip_grad: float | None = None,
         clip: Literal["each", "all"] = "all", global_batch_size: int | None = None, knn_k: int | None = 20,
-        grad_checkpointing: bool = False,
+        grad_checkpointing: bool = False, init_weights: str | None = None, weights_key: str = "teacher",
     ) -> None:  # fmt: skip
         super().__init__()
         if clip not in ("each", "all"):
@@ -66,6 +76,8 @@ class Pretraining(Evaluation, LightningModule, ABC):
         self._lr, self._min_lr, self._warmup_epochs = lr, min_lr, warmup_epochs
         self._weight_decay = weight_decay, weight_decay if weight_decay_end is None else weight_decay_end
         self._clip_grad, self._clip, self._batch = clip_grad, clip, global_batch_size
+        self._init_weights, self._weights_key = init_weights, weights_key
+        self.weights_source = backbone.weights_source
         backbone.set_grad_checkpointing(grad_checkpointing)
         if not isinstance(getattr(type(self), "backbone", None), property):
             self.backbone = backbone
@@ -73,6 +85,17 @@ class Pretraining(Evaluation, LightningModule, ABC):
         self.check_every: int | None = None
         """Steps between looks at the guard; None for those that are logged on CUDA, and for every step elsewhere."""
         self.knn = None if knn_k is None else KNNAccuracy(k=knn_k)
+
+    def on_fit_start(self) -> None:
+        """Fills the backbone from ``init_weights``, in a new run only."""
+        if self._init_weights is not None and self.trainer.ckpt_path is None:
+            kind = self.start_from(self._init_weights, self._weights_key)
+            logger.info("the backbone starts from %s (%s)", self._init_weights, kind)
+            self.weights_source = f"trained from {self._init_weights} ({kind})"
+
+    def start_from(self, source: str, key: str) -> str:
+        """Loads the trained backbone; a method with several copies of it overrides this. Returns the format."""
+        return weights.load(self.backbone, source, key)
 
     # ---- what a method gives ------------------------------------------------------------------------------
 

@@ -28,7 +28,7 @@ class Supervised(Pretraining):
         weight_decay: on matrices; none on vectors (biases, norms, decays).
         label_smoothing: of the cross-entropy.
         clip_grad: largest norm of all gradients together; None or 0 for no clipping.
-        global_batch_size, grad_checkpointing: see :class:`Pretraining`.
+        global_batch_size, grad_checkpointing, init_weights, weights_key: see :class:`Pretraining`.
     """
 
     headline = "val/top1"
@@ -44,10 +44,12 @@ class Supervised(Pretraining):
         clip_grad: float | None = 1.0,
         global_batch_size: int | None = None,
         grad_checkpointing: bool = False,
+        init_weights: str | None = None,
+        weights_key: str = "teacher",
     ) -> None:
         super().__init__(
             backbone, lr, 0.0, warmup_epochs, weight_decay, None, clip_grad, "all", global_batch_size, None,
-            grad_checkpointing,
+            grad_checkpointing, init_weights, weights_key,
         )  # fmt: skip
         record_hyperparameters(self, "backbone")
         self.num_classes = num_classes

@@ -5,14 +5,14 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from lightning.pytorch import Callback
+from lightning.pytorch import Callback, Trainer
 from torch import nn
 
-from backbones import VisionTransformer
+from backbones import VisionTransformer, weights
 from callbacks import CollapseMonitor
-from lightning_modules import EMATeacher, Pretraining, Supervised
+from lightning_modules import DINO, EMATeacher, Pretraining, Supervised
 from lightning_modules.schedules import cosine_schedule
-from tests.lightning_modules.test_dino import fit
+from tests.lightning_modules.test_dino import QUIET, fit
 
 
 def backbone():
@@ -173,3 +173,47 @@ def test_a_teacher_of_any_method():
     assert not any(m.training for m in module.teacher.modules()) and module.backbone.training
     assert not any(p.requires_grad for p in module.teacher.parameters())
     assert isinstance(module.teacher, nn.Module) and "teacher.norm.weight" in module.state_dict()
+
+
+@pytest.mark.parametrize("method", ["dino", "supervised"])
+def test_training_starts_from_weights(method, tmp_path):
+    """Of a file of any format; the teacher too; a run that is resumed reads its checkpoint instead."""
+    torch.manual_seed(5)
+
+    def backbone():
+        return VisionTransformer(img_size=8, patch_size=4, embed_dim=8, depth=1, num_heads=2)
+
+    def made(path):
+        if method == "dino":
+            return DINO(backbone(), out_dim=4, hidden_dim=4, bottleneck_dim=2, global_batch_size=2, init_weights=path)
+        return Supervised(backbone(), num_classes=3, global_batch_size=2, init_weights=path)
+
+    start = backbone()
+    weights.export(start, tmp_path / "w.pth")
+    batch = {
+        "crops": [torch.randn(2, 3, 8, 8) for _ in range(3)],
+        "image": torch.randn(2, 3, 8, 8),
+        "label": torch.tensor([0, 2]),
+    }
+    module, seen = made(str(tmp_path / "w.pth")), []
+
+    class First(Callback):
+        def on_train_start(self, trainer, pl_module):
+            seen.append({k: v.clone() for k, v in pl_module.state_dict().items()})
+
+    def train(module, **kwargs):
+        trainer = Trainer(max_epochs=kwargs.pop("epochs"), callbacks=[First()], **QUIET)
+        trainer.fit(module, torch.utils.data.DataLoader([batch], batch_size=None), **kwargs)
+        return trainer
+
+    trainer = train(module, epochs=1)
+    networks = ("student.backbone.", "teacher.backbone.") if method == "dino" else ("backbone.",)
+    for network in networks:
+        for name, value in start.state_dict().items():
+            assert torch.equal(seen[0][network + name], value), network + name
+    assert module.weights_source == f"trained from {tmp_path / 'w.pth'} (dino)"
+    trainer.save_checkpoint(tmp_path / "run.ckpt")
+    (tmp_path / "w.pth").unlink()
+    train(made(str(tmp_path / "w.pth")), epochs=2, ckpt_path=tmp_path / "run.ckpt", weights_only=True)
+    end = module.state_dict()
+    assert all(torch.equal(value, end[name]) for name, value in seen[1].items())
