@@ -94,6 +94,7 @@ def main(args: list[str] | None = None) -> None:
         meant = f"; did you mean {near[0]!r}?" if near else f"; allowed: {', '.join(COMMANDS)}"
         refuse(f"{args[0]!r} is no command{meant}")
     share_the_processors()
+    os.environ.setdefault("PYTORCH_ENABLE_MPS_FALLBACK", "1")  # what Apple's devices lack runs on the CPU
     try:
         import lightning_cli
     except ImportError as error:

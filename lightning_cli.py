@@ -281,7 +281,7 @@ ADVICE = {
 """What to change, by what torch says."""
 
 
-def advice(error: Exception) -> str:
+def advice(error: BaseException) -> str:
     """One line of an error that is none of ours: its reason, and what to change where that is known."""
     reason = f"{type(error).__name__}: {reason_of(str(error))}".removeprefix("MisconfigurationException: ")
     known = next(
@@ -301,14 +301,23 @@ def run(args: list[str] | None) -> None:
     except SIGTERMException:
         sys.stderr.write("error: stopped by SIGTERM\n")
         sys.exit(128 + signal.SIGTERM)
-    except (ValueError, FloatingPointError, OSError, yaml.YAMLError) as error:
-        traceback.print_exc()
-        reason = [reason_of(str(error))]
-        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-            reason.append(f"the disk is full ({error}); make room and go on with --ckpt_path auto")
-        sys.stderr.write(f"error: {reason[-1] or type(error).__name__}\n")
-        sys.exit(1)
     except Exception as error:
         traceback.print_exc()
-        sys.stderr.write(f"error: {advice(error)}\n")
+        sys.stderr.write(f"error: {last_line(origin(error))}\n")
         sys.exit(1)
+
+
+def origin(error: BaseException) -> BaseException:
+    """The error that ended a run, where Lightning's clean-up after it failed too."""
+    while "iter(combined_loader)" in str(error) and error.__context__ is not None:
+        error = error.__context__
+    return error
+
+
+def last_line(error: BaseException) -> str:
+    """What to change, in one line."""
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        return f"the disk is full ({error}); make room and go on with --ckpt_path auto"
+    if isinstance(error, ValueError | FloatingPointError | OSError | yaml.YAMLError):
+        return reason_of(str(error)) or type(error).__name__
+    return advice(error)

@@ -37,7 +37,10 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
 
 def _flush_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except PermissionError:  # Windows opens no folders
+        return
     try:
         os.fsync(descriptor)
     finally:

@@ -8,6 +8,9 @@ from enum import IntEnum
 from types import FrameType
 from typing import Any
 
+USR1 = getattr(signal, "SIGUSR1", None)
+"""Windows has no such signal."""
+
 
 class Request(IntEnum):
     """The larger one is the more urgent."""
@@ -23,7 +26,7 @@ class Preempted(Exception):
 
     def __init__(self, request: Request, what: str) -> None:
         super().__init__(f"{what}; --ckpt_path auto goes on from the last checkpoint")
-        self.exit_code = 128 + (signal.SIGTERM if request == Request.STOP else signal.SIGUSR1)
+        self.exit_code = 128 + (signal.SIGTERM if request == Request.STOP or USR1 is None else USR1)
 
 
 class SignalRequests:
@@ -39,7 +42,7 @@ class SignalRequests:
     def listen(self) -> None:
         """From the main thread; elsewhere Python delivers no signals."""
         if threading.current_thread() is threading.main_thread() and not self._before:
-            for number in (signal.SIGTERM, signal.SIGUSR1):
+            for number in (signal.SIGTERM, *(() if USR1 is None else (USR1,))):
                 self._before[number] = signal.signal(number, self._note)
 
     def stop_listening(self) -> None:

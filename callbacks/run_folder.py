@@ -1,6 +1,5 @@
 """Where a run's files go."""
 
-import fcntl
 import os
 import platform
 import time
@@ -23,9 +22,14 @@ def claim(folder: Path) -> IO[str] | None:
     """Takes a folder for this process until it ends or closes the returned file.
 
     Returns:
-        None where the file system has no locks. BlockingIOError, naming the holder, where another process has it.
+        None where the system or the file system has no locks. BlockingIOError, naming the holder, where another
+        process has it.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    try:
+        import fcntl  # not on Windows
+    except ImportError:
+        return None
     file = (folder / ".lock").open("a+")
     try:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # unlike flock's, not shared with forked workers

@@ -1,6 +1,6 @@
 """How fast a run goes, and on what."""
 
-import resource
+import sys
 import time
 from typing import Any
 
@@ -63,7 +63,13 @@ class Throughput(Callback):
 
 
 def peak_memory(device: torch.device) -> int:
-    """Bytes: the most allocated on a CUDA device, else the most resident in this process, so far."""
+    """Bytes: the most allocated on a CUDA device, else the most resident in this process, so far; 0 where the system
+    does not say."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    try:
+        import resource  # not on Windows
+    except ImportError:
+        return 0
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most if sys.platform == "darwin" else most * 1024

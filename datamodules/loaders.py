@@ -14,11 +14,15 @@ from datamodules.dataset import ShardDataset
 from datamodules.position import Position
 from datamodules.span_plan import EpochSegment
 
+SENDERS = hasattr(signal, "sigwaitinfo") and hasattr(signal, "pthread_sigmask")
+"""Whether the system tells who sent a signal; macOS and Windows do not, and there a signal ends the workers."""
+
 
 def _start_worker(worker: int) -> None:
     """The workers are the parallelism."""
     cv2.setNumThreads(0)
-    threading.Thread(target=_end_when_the_run_says, daemon=True).start()
+    if SENDERS:
+        threading.Thread(target=_end_when_the_run_says, daemon=True).start()
 
 
 def _end_when_the_run_says() -> None:
@@ -71,6 +75,8 @@ class ShardLoader:
 
     def _start(self) -> Iterator[dict[str, Any]]:
         """Workers are born with these signals blocked; one to this process itself comes through right after."""
+        if not SENDERS:
+            return iter(self._loader)
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGUSR1})
         try:
             return iter(self._loader)

@@ -4,7 +4,6 @@ A root is ``https://…``, ``http://…``, ``s3://…``, ``gs://…`` or any oth
 shard's name is added; or ``pipe:COMMAND`` in which ``{name}`` stands for the name.
 """
 
-import fcntl
 import hashlib
 import logging
 import os
@@ -24,6 +23,11 @@ from webdataset.gopen import Pipe, gopen
 from common.files import written_aside
 from datamodules.samples import ShardError
 from datamodules.shard_index import user_cache
+
+try:
+    import fcntl
+except ImportError:  # Windows: one process at a time should fetch there
+    fcntl = None  # type: ignore[assignment]
 
 logger = logging.getLogger(__name__)
 
@@ -164,7 +168,8 @@ class ShardCache:
         locks = self.folder / ".locks"
         locks.mkdir(parents=True, exist_ok=True)
         with (locks / name).open("w") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+            if fcntl is not None:
+                fcntl.flock(file, fcntl.LOCK_EX)
             yield
 
     def _make_room(self, keep: Path) -> None:

@@ -82,9 +82,7 @@ class KNN(FrozenBackboneModule):
         self._rows = []
         for k, vote in zip(self.k, votes, strict=True):
             accuracy = topk_accuracy(vote, answers) if len(answers) else {"top1": 0.0, "top5": 0.0}
-            hits = torch.tensor(
-                [[v * len(answers) for v in accuracy.values()]], device=self.device, dtype=torch.float64
-            )
+            hits = torch.tensor([[round(float(v) * len(answers)) for v in accuracy.values()]], device=self.device)
             top1, top5 = (gather_rows(hits).sum(0) / total).tolist()
             self._rows.append({"k": k, "top1": top1, "top5": top5, "queries": int(total), "bank": len(bank)})
             self.log(f"val/knn{k}_top1", top1)

@@ -74,6 +74,10 @@ class TokenMixingRanks(FrozenBackboneModule):
 
     def setup(self, stage: str) -> None:
         super().setup(stage)
+        if self.trainer.strategy.root_device.type == "mps":
+            raise ValueError(
+                "ranks are measured in float64, which this device does not have: --trainer.accelerator cpu"
+            )
         self.backbone.double()
 
     def validation_step(self, batch: dict[str, Any], batch_idx: int) -> None:

@@ -4,14 +4,23 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
+from common.precision import exact
 from metrics.functional import binary_auc
+
+UNITS = 2.0**42
+"""Of the state's sums in 1; two million images have room."""
+
+
+def _in_units(auc: Tensor) -> Tensor:
+    return (auc * UNITS).round().long()
 
 
 class BinaryAUC(Metric):
     """:func:`binary_auc` of several maps an image, summed over images.
 
     Images whose mask is all one class on the maps' grid have no AUC: they are skipped and counted. The state is a
-    few numbers a map, so neither batching nor the number of processes (empty ones included) changes the result.
+    few integers a map, AUCs in units of 2^-42, so neither batching nor the number of processes (empty ones included)
+    changes the result by a bit, and a device needs no float64.
 
     ``compute`` returns, each (num_maps):
 
@@ -36,8 +45,8 @@ class BinaryAUC(Metric):
     def __init__(self, num_maps: int = 1, ignore_index: int = 1000) -> None:
         super().__init__()
         self.num_maps, self.ignore_index = num_maps, ignore_index
-        self.add_state("sum_auc", torch.zeros(num_maps, dtype=torch.float64), "sum")
-        self.add_state("sum_normalized", torch.zeros(num_maps, dtype=torch.float64), "sum")
+        self.add_state("sum_auc", torch.zeros(num_maps, dtype=torch.int64), "sum")
+        self.add_state("sum_normalized", torch.zeros(num_maps, dtype=torch.int64), "sum")
         self.add_state("images", torch.tensor(0), "sum")
         self.add_state("skipped", torch.tensor(0), "sum")
 
@@ -48,16 +57,16 @@ class BinaryAUC(Metric):
         auc = binary_auc(scores, masks, self.ignore_index)
         scored = ~auc[:, 0].isnan()
         auc = auc[scored]
-        self.sum_auc += auc.sum(0)
-        self.sum_normalized += torch.maximum(auc, 1 - auc).sum(0)
-        self.images += scored.sum()
-        self.skipped += (~scored).sum()
+        self.sum_auc += _in_units(auc).sum(0).to(self.sum_auc.device)
+        self.sum_normalized += _in_units(torch.maximum(auc, 1 - auc)).sum(0).to(self.sum_normalized.device)
+        self.images += scored.sum().to(self.images.device)
+        self.skipped += (~scored).sum().to(self.skipped.device)
 
     def compute(self) -> dict[str, Tensor]:
-        mean = self.sum_auc / self.images
+        mean, normalized = (exact(total) / UNITS / exact(self.images) for total in (self.sum_auc, self.sum_normalized))
         return {
             "auc": mean,
-            "auc_normalized": self.sum_normalized / self.images,
+            "auc_normalized": normalized,
             "auc_of_mean_normalized": torch.maximum(mean, 1 - mean),
             "images": self.images,
             "skipped": self.skipped,

@@ -8,13 +8,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from common.precision import exact
+
 
 def masks_to_grid(masks: Tensor, size: tuple[int, int]) -> Tensor:
     """(B, H, W) integer masks to (B, h, w): the pixel nearest to the centre of each cell."""
     if tuple(masks.shape[-2:]) == size:
         return masks
     # float64 holds every id exactly
-    return F.interpolate(masks[:, None].double(), size=size, mode="nearest-exact")[:, 0].to(masks.dtype)
+    return F.interpolate(exact(masks[:, None]), size=size, mode="nearest-exact")[:, 0].to(masks)
 
 
 def binary_auc(scores: Tensor, masks: Tensor, ignore_index: int = 1000) -> Tensor:
@@ -30,7 +32,7 @@ def binary_auc(scores: Tensor, masks: Tensor, ignore_index: int = 1000) -> Tenso
         ignore_index: the ignored id.
 
     Returns:
-        (B, K) float64; NaN where the mask has only one class on the grid.
+        (B, K) float64, on the CPU where the device has none; NaN where the mask has only one class on the grid.
 
     Raises:
         ValueError: for shapes or dtypes that do not fit, or NaN scores (naming image and map).
@@ -65,7 +67,7 @@ def binary_auc(scores: Tensor, masks: Tensor, ignore_index: int = 1000) -> Tenso
     # twice the wins, in integers: exact
     wins = torch.where(positive, below + within, 0).sum(-1, dtype=torch.int64)
     pairs = foreground.sum(-1, dtype=torch.int64) * background.sum(-1, dtype=torch.int64)
-    return wins.double() / (2 * pairs).double()
+    return exact(wins) / exact(2 * pairs)
 
 
 def roc_curve(scores: np.ndarray, positive: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -9,6 +9,8 @@ from torch import Tensor
 from torchmetrics import Metric
 from torchmetrics.utilities import dim_zero_cat
 
+from common.precision import exact
+
 
 def knn_scores(
     queries: Tensor,
@@ -74,7 +76,7 @@ def _nearest(queries: Tensor, bank: Tensor, k: int, own: int | None, block: int)
 def topk_accuracy(scores: Tensor, labels: Tensor, topk: tuple[int, ...] = (1, 5)) -> dict[str, Tensor]:
     """Shares of rows (Q, C) whose label (Q) is among the first 1, 5, ... scores."""
     best = scores.topk(min(max(topk), scores.shape[-1]), -1).indices == labels[:, None]
-    return {f"top{n}": best[:, :n].any(-1).double().mean() for n in topk}
+    return {f"top{n}": exact(best[:, :n].any(-1)).mean() for n in topk}
 
 
 class KNNAccuracy(Metric):
