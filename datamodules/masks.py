@@ -15,7 +15,7 @@ MaskEncoding = Literal["auto", "index", "rgb", "palette", "alpha"]
 """How a mask's pixels tell ids:
 
 - ``index``: the grey level, of one channel or of three equal ones; of 1, 2 and 4 bits the number that is stored.
-- ``rgb``: R + 256·G with B = 0, as ImageNet-S has it: 0 to 919, and 1000.
+- ``rgb``: R + 256·G with B = 0, as ImageNet-S has it, up to 1000.
 - ``palette``: the number in a palette, whatever its colour, as Pascal VOC has it.
 - ``alpha``: 1 where a pixel is opaque by half or more, else 0.
 - ``auto``: ``index`` for one channel, ``rgb`` for three; palettes only where colours and numbers say the same.
@@ -94,7 +94,7 @@ def _unit(image: Image.Image, data: bytes) -> int:
 def _from_rgb(colours: np.ndarray) -> np.ndarray:
     """(..., 3) to ids by ImageNet-S's rule; -1 where it gives none."""
     ids = colours[..., 0] + 256 * colours[..., 1]
-    valid = (colours >= 0).all(-1) & (colours[..., 2] == 0) & ((ids <= MOST_CLASSES) | (ids == IGNORED))
+    valid = (colours >= 0).all(-1) & (colours[..., 2] == 0) & (ids <= IGNORED)
     return np.where(valid, ids, -1).astype(np.int32)
 
 

@@ -4,10 +4,12 @@ import os
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
+from braceexpand import braceexpand
 
 from datamodules.classes import folder_classes
 from datamodules.remote import ShardCache
@@ -70,7 +72,7 @@ class ShardSet(Source):
     def find_remote(cls, cache: ShardCache, pattern: str, option: str) -> "ShardSet":
         """Shards of a remote root whose names match ``pattern``, out of the ``_info.json`` beside them."""
         announced = parse_info(cache.index(INFO_FILES), f"the index of {cache.root}")
-        names = sorted(matching(announced, pattern))
+        names = sorted(name for name in announced for part in braceexpand(pattern) if fnmatchcase(name, part))
         _refuse_missing(named(pattern), set(names), cache.root, option)
         if not names:
             raise ShardError(

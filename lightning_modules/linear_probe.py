@@ -36,6 +36,7 @@ class LinearProbe(FrozenBackboneModule):
     """
 
     headline = "val/top1"
+    needs_labels = True
 
     def __init__(
         self,
@@ -70,6 +71,10 @@ class LinearProbe(FrozenBackboneModule):
         self.images_trained = self.images_encoded = 0  # on this device, over all epochs of this run
         self.val_images = SumMetric()
         self._images = 0
+
+    @property
+    def label_count(self) -> int:
+        return self.num_classes
 
     def setup(self, stage: str) -> None:
         super().setup(stage)
