@@ -122,5 +122,7 @@ def summary(counts: Mapping[int, int], classes: Sequence[str]) -> list[str]:
     least, most = min(counts.values(), default=0), max(counts.values(), default=0)
     lines = [f"{len(counts)} of {len(classes)} classes have images, {least} to {most} each"]
     if missing:
-        lines.append(f"{len(missing)} classes have no image here and keep their numbers: {some([*map(repr, missing)])}")
+        lines.append(
+            f"classes without an image here, which keep their numbers: {len(missing)} ({some([*map(repr, missing)])})"
+        )
     return lines

@@ -26,7 +26,7 @@ def _folders(folder: Path, above: frozenset[tuple[int, int]], tally: Tally) -> I
     stat = folder.stat()
     identity = stat.st_dev, stat.st_ino
     if identity in above:
-        tally.add("links lead back to a folder above them and are not followed", folder)
+        tally.add("links back to a folder above them, not followed", folder)
         return
     yield folder
     for path in sorted(folder.iterdir()):
@@ -46,7 +46,7 @@ def files_below(root: Path, tally: Tally | None = None) -> list[Path]:
     for folder in folders_below(root, tally):
         for path in folder.iterdir():
             if is_litter(path.name):
-                tally.add("hidden or system files are left out", path.relative_to(root))
+                tally.add("hidden or system files, left out", path.relative_to(root))
             elif not path.is_dir():
                 found.append(path)
     return sorted(found)

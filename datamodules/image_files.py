@@ -136,17 +136,17 @@ def _changed(image: Image.Image, path: Path, orientation: int, rules: PixelRules
     if image.format != "MPO" and getattr(image, "n_frames", 1) > 1:
         if image.format not in KEPT:
             raise ShardError(f"{path} holds {image.n_frames} pictures; extract the one that is meant")  # type: ignore[attr-defined]
-        tally.add("images are animated; readers see the first picture", path.name)
+        tally.add("animated images, of which readers see the first picture", path.name)
     profile = image.info.get("icc_profile")
     if profile and not _is_srgb(profile):
         if rules.profile == "srgb":
             changed = _to_srgb(image, profile)
         else:
-            tally.add(f"images have a colour profile, {IGNORED}; --pixels.profile srgb converts them", path.name)
+            tally.add(f"images with a colour profile, {IGNORED} (--pixels.profile srgb converts them)", path.name)
     if _transparent(image):
         if rules.background is None:
             tally.add(
-                "images have transparent pixels, whose colours readers show; --pixels.background white fills them",
+                "images with transparent pixels, whose colours readers show (--pixels.background white fills them)",
                 path.name,
             )
         else:
@@ -158,7 +158,7 @@ def _changed(image: Image.Image, path: Path, orientation: int, rules: PixelRules
             changed = ImageOps.exif_transpose(turned)
         else:
             tally.add(
-                f"images have an EXIF orientation, {IGNORED}; --pixels.orientation apply turns them",
+                f"images with an EXIF orientation, {IGNORED} (--pixels.orientation apply turns them)",
                 path.name,
             )
     return changed

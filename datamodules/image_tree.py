@@ -28,15 +28,11 @@ def class_folders(root: Path) -> list[Path]:
     loose = sorted(path.name for path in inside if not path.is_dir() and path.suffix.lower() in IMAGE_SUFFIXES)
     unlabelled = "or read all of them without classes by --unlabelled true of python -m datamodules.prepare imagefolder"
     if not folders:
-        raise ShardError(
-            f"{root} has no class folders but {len(loose)} images; sort them into one folder per class, as ImageFolder "
-            f"reads them, {unlabelled}"
-            if loose
-            else f"{root} has no class folders; wanted one folder per class, as ImageFolder reads them"
-        )
+        found = f"has no class folders, but images ({len(loose)}: {some(loose)})" if loose else "has no class folders"
+        raise ShardError(f"{root} {found}; wanted one folder per class, as ImageFolder reads them, {unlabelled}")
     if loose:
         raise ShardError(
-            f"{len(loose)} images lie beside the class folders of {root} ({some(loose)}) and so have no class; move "
+            f"images beside the class folders of {root} have no class ({len(loose)}: {some(loose)}); move "
             f"them into one, {unlabelled}"
         )
     if {folder.name.lower() for folder in folders} <= SPLITS:
@@ -70,7 +66,7 @@ def class_images(
         raise ShardError(f"{bad[0]} is no {allowed} file{others}; convert or remove it, or --policy skip")
     for path in files:
         if path.suffix.lower() not in IMAGE_SUFFIXES:
-            tally.add("files are left out, which are no images", path.name)
+            tally.add("files that are no images, left out", path.name)
     if masks := [path for path in found if path.stem.lower().endswith(".mask")]:
         raise ShardError(f"{masks[0]} is called like a mask, and would be an image of its own; keep masks elsewhere")
     if not found and not may_be_empty:

@@ -10,6 +10,7 @@ from typing import Any, Literal, Protocol
 
 import torch
 from lightning.pytorch import LightningDataModule
+from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from datamodules.dataset import Policy, ShardDataset
@@ -205,9 +206,9 @@ class ShardDataModule(LightningDataModule):
                 count = getattr(module, "label_count", None)
                 check_labels(self.source(split), self._option(split), count, self.policy == "strict")
             elif self._unlabelled(split):
-                logger.info("data.init_args.%s: no sample has a class, so none is scored", self._option(split))
+                rank_zero_info(f"data.init_args.{self._option(split)}: no sample has a class, so none is scored")
         if stage == "fit" and not self._stages["val"]:
-            logger.info("no validation split: no score, no best.ckpt, no pictures of maps")
+            rank_zero_info("no validation split: no score, no best.ckpt, no pictures of maps")
 
     @property
     def _predicting(self) -> bool:

@@ -46,7 +46,7 @@ def scan_shard(path: Path) -> tuple[list[Sample], Tally]:
             start: int | None = 0
             while start is not None:
                 if start:
-                    tally.add("tars are several joined ones: all are read here, by other readers the first", path.name)
+                    tally.add("joined tars, of which other readers see the first alone", path.name)
                 found, end = _one_tar(file, start, tally)
                 samples += _samples(found, path, tally)
                 start = _goes_on(file, end)
@@ -110,7 +110,7 @@ def _one_tar(file: IO[bytes], start: int, tally: Tally) -> tuple[list[Sample], i
     if end > size:
         raise tarfile.ReadError("unexpected end of data")
     if end == size and size:
-        tally.add("tars have no end mark and may be cut off; compare their counts with the source's", file.name)
+        tally.add("tars without an end mark, maybe cut off; compare counts with the source's", Path(file.name).name)
     return groups, end
 
 
@@ -119,11 +119,11 @@ def _key_and_field(member: tarfile.TarInfo, tally: Tally) -> tuple[str, str] | N
     if member.isdir():
         return None
     if any(is_litter(part) for part in PurePosixPath(member.name).parts if part not in (".", "..")):
-        tally.add("hidden or system files are left out", member.name)
+        tally.add("hidden or system files, left out", member.name)
     elif not member.isreg() or member.issparse():
-        tally.add("links and the like are left out: they hold no bytes of their own", member.name)
+        tally.add("links and the like, which hold no bytes of their own, left out", member.name)
     elif (found := split_member(member.name)) is None:
-        tally.add("members are left out, whose endings say nothing here", member.name)
+        tally.add("members whose endings say nothing here, left out", member.name)
     else:
         return found
     return None
@@ -151,19 +151,19 @@ def _samples(groups: list[Sample], path: Path, tally: Tally) -> list[Sample]:
         parent, dot, _ = key.rpartition(".")
         extends = dot and parent in times and "cls" not in members
         if extends and parent in labelled:
-            tally.add("members are left out, which belong to a sample as something else than its image or mask", key)
+            tally.add("members that are neither image nor mask of their sample, left out", key)
             continue
         if extends:
-            tally.add("keys are another's and an ending, and read as samples of their own", key)
+            tally.add("keys that are another's and an ending, read as samples of their own", key)
         if times[key] > 1:
-            tally.add("samples share their key with others in the shard", key)
+            tally.add("samples that share their key with another in the shard", key)
         images = [field for field in IMAGE_FIELDS if field in members]
         if not images:
-            tally.add("samples have no image", key)
+            tally.add("samples without an image", key)
         elif len(images) > 1:
-            tally.add(f"samples have several images, of which one is read, the first of {', '.join(IMAGE_FIELDS)}", key)
+            tally.add(f"samples with several images, of which the first of {', '.join(IMAGE_FIELDS)} is read", key)
         if labelled and "cls" not in members:
-            tally.add("samples have no class, others of the shard have", key)
+            tally.add("samples without a class, where others of the shard have one", key)
         samples.append(Sample(key, members))
     return samples
 

@@ -89,7 +89,7 @@ class Scan:
         if self._keys & keys:
             for sample in samples:
                 if hash(sample.key) in self._keys:
-                    self.tally.add("samples have the key of another in an earlier shard", f"{name}: {sample.key}")
+                    self.tally.add("samples with the key of one in an earlier shard", f"{name}: {sample.key}")
         self._keys |= keys
         return shard_labels(path, samples)
 

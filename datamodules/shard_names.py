@@ -34,8 +34,8 @@ def shard_paths(folder: Path, pattern: str, option: str) -> list[Path]:
         raise ShardError(f"no shard in {folder} matches data.init_args.{option}={pattern!r} ({seen}); {remedy}")
     if packed := sorted(path.name for path in paths if path.suffix.lower() in COMPRESSED):
         raise ShardError(
-            f"{len(packed)} shards of data.init_args.{option}={pattern!r} are compressed ({some(packed)}); samples are "
-            "read at random, which that does not allow: decompress them first, as gunzip, bunzip2, unxz or unzstd do"
+            f"shards of data.init_args.{option}={pattern!r} are compressed ({len(packed)}: {some(packed)}), and samples "
+            "are read at random: decompress them first, as gunzip, bunzip2, unxz or unzstd do"
         )
     return sorted(paths)
 
@@ -76,7 +76,7 @@ def _instead(folder: Path, pattern: str, option: str) -> tuple[str, str]:
             break
     seen, remedy = [], "correct the pattern, or write shards with python -m datamodules.prepare"
     if below:
-        seen.append(f"in folders below it {len(below)} do: {some(below)}")
+        seen.append(f"folders below it hold {len(below)} that do: {some(below)}")
         remedy = f"set {option} to '**/{min(last)}' to take them all, or root to the folder of the one split"
     if packed:
         seen.append(f"it holds compressed tars: {some(packed)}")

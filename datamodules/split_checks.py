@@ -26,14 +26,14 @@ def check_labels(source: Source, option: str, label_count: int | None, strict: b
     looked_at = f"the {known.samples} samples" if known.samples == len(source) else f"the first {known.samples} samples"
     if not known.labelled:
         raise ValueError(
-            f"{where}: none of {looked_at} has a class (.cls), which this model learns from or is scored by; write shards "
-            "from class folders with python -m datamodules.prepare imagefolder, or take a task that needs no classes, "
-            "such as task/dino.yaml"
+            f"{where}: none of {looked_at} has a class (.cls), which this model learns from or is scored by; write "
+            "shards from class folders with python -m datamodules.prepare imagefolder, or take a task that needs no "
+            "classes, such as task/dino.yaml"
         )
     if strict and known.labelled < known.samples:
         raise ValueError(
-            f"{where}: {known.samples - known.labelled} of {looked_at} have no class (.cls); write them with one, or leave "
-            "them out by data.init_args.policy=skip"
+            f"{where}: {known.samples - known.labelled} of {looked_at} have no class (.cls); write them with one, or "
+            "leave them out by data.init_args.policy=skip"
         )
     if label_count is not None and known.highest is not None and known.lowest is not None:
         refuse_labels(known.lowest, known.highest, label_count, where)

@@ -1,4 +1,4 @@
-"""What was passed over while reading, by reason: how many, and the first few names."""
+"""What is strange about files and samples, by reason: how many, and the first few names."""
 
 from collections.abc import Iterator
 
@@ -17,7 +17,7 @@ class Tally:
         """Counts one more.
 
         Args:
-            reason: what is the matter, as it reads after a number, such as "samples have no image".
+            reason: which they are, as it reads before a number, such as "samples without an image".
             name: of what it is the matter with.
         """
         self._counts[reason] = self._counts.get(reason, 0) + 1
@@ -36,9 +36,9 @@ class Tally:
         return self._counts.get(reason, 0)
 
     def __iter__(self) -> Iterator[str]:
-        """A line for each reason: the count, the reason, and the first names as they are written in Python."""
+        """A line for each reason: the reason, the count, and the first names as they are written in Python."""
         for reason, count in self._counts.items():
-            yield f"{count} {reason}: {some([*map(repr, self._first[reason])], count)}"
+            yield f"{reason}: {count} ({some([*map(repr, self._first[reason])], count)})"
 
 
 def some(names: list[str], count: int | None = None) -> str:

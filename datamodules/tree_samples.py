@@ -55,7 +55,7 @@ class MaskTree:
         ids = mask_ids(data, f"mask {mask}", self.encoding, self.largest, "--mask_encoding")
         size = ids.shape[1], ids.shape[0]
         if image.turned and size == image.stored:
-            tally.add("masks are turned as their images are", path.name)
+            tally.add("masks turned with their images", path.name)
             ids = _turned(ids, image.orientation)
         elif size != image.size:
             hint = (
@@ -104,13 +104,14 @@ class TreeSamples:
         except ShardError as error:
             if self.policy == "strict":
                 raise
-            self.tally.add("files are left out, which cannot be read or have no right mask", f"{path.name}: {error}")
+            self.tally.add("files that cannot be read or have no right mask, left out", f"{path.name}: {error}")
             return None
         self.written += 1
+        name = re.sub(r"[.\x00-\x1f\x7f]", "_", path.stem)
         about = {"filename": path.relative_to(self.root).as_posix()} | ({} if label is None else {"label": label})
         return {
-            # the number makes it unique whatever files are called; readers would cut a key at a dot or a slash
-            "__key__": f"{index:08d}_{re.sub(r'[.]|[^ -~]', '_', path.stem)}",
+            # the number makes it unique whatever files are called; other readers cut a key at its first dot
+            "__key__": f"{index:08d}_{name}",
             image.field: image.data,
             "json": json.dumps(about).encode(),
         } | ({} if label is None else {"cls": str(label).encode()}) | mask  # fmt: skip
@@ -157,7 +158,7 @@ def labelled_images(
     names = [folder.name for folder in folders]
     for path in root.iterdir():
         if not path.is_dir():
-            samples.tally.add("files beside the class folders are left out", path.name)
+            samples.tally.add("files beside the class folders, left out", path.name)
     if numbering == "folder":
         labels, known = folder_labels(names), None if names[0].isdecimal() else synset_list("imagenet")
         if classes is not None and known is not None and (found := differ(classes, known)):
