@@ -1,5 +1,6 @@
 """Folders of images: as class folders CLASS/IMAGE, and as sources that need no conversion to shards."""
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,6 +11,8 @@ from datamodules.image_files import IMAGE_SUFFIXES, PixelRules, read_image
 from datamodules.labels import folder_labels
 from datamodules.samples import Labels, RawSample, ShardError, Source, labels_of
 from datamodules.tally import Tally, some
+
+logger = logging.getLogger(__name__)
 
 SPLITS = {"train", "training", "val", "valid", "validation", "test", "testing"}
 """Names of folders that hold class folders and are none."""
@@ -86,7 +89,9 @@ class ImageTree(Source):
         root = Path(root).expanduser()
         folders = class_folders(root)
         labels = folder_labels([f.name for f in folders], synsets)
-        self._hold(root, [(path, labels[folder.name]) for folder in folders for path in class_images(folder)])
+        tally = Tally()
+        self._hold(root, [(path, labels[folder.name]) for folder in folders for path in class_images(folder, tally)])
+        _report(root, tally)
 
     def _hold(self, root: Path, images: Sequence[tuple[Path, int | None]], apart: bool = False) -> None:
         self.root, self.paths, self._images = root, [root], images
@@ -129,9 +134,16 @@ class ImageFolder(ImageTree):
         root = Path(root).expanduser()
         if not root.is_dir():
             raise ShardError(f"no folder {root}, which data.init_args.{option} names")
-        images = class_images(root, strict=False, may_be_empty=True)
+        tally = Tally()
+        images = class_images(root, tally, strict=False, may_be_empty=True)
+        _report(root, tally)
         if not images:
             raise ShardError(
                 f"data.init_args.{option}: {root} holds no image; wanted one of {', '.join(IMAGE_SUFFIXES)}"
             )
         self._hold(root, [(path, None) for path in images], apart=True)
+
+
+def _report(root: Path, tally: Tally) -> None:
+    for line in tally:
+        logger.warning("%s: %s", root, line)

@@ -65,7 +65,7 @@ def imagefolder(
             raise ShardError("--unlabelled true goes with neither --classes nor --numbering: there are no classes")
         images = unlabelled_images(root, samples)
     else:
-        names = class_list(folder, split, classes, overwrite)
+        names = class_list(folder, split, classes, overwrite, numbering == "folder")
         images, names = labelled_images(root, samples, numbering, names, classes or str(folder / CLASSES_FILE))
     order = np.random.default_rng(seed).permutation(len(images)) if shuffle else np.arange(len(images))
     written = (sample for i, at in enumerate(order) if (sample := samples.sample(i, *images[at])) is not None)
@@ -156,7 +156,7 @@ def index(root: str, split: str, pattern: str, overwrite: bool = False, classes:
         classes: list of classes, to be kept beside the shards; see imagefolder.
     """
     folder = Path(root).expanduser()
-    paths = shard_paths(folder, pattern, "pattern")
+    paths = shard_paths(folder, pattern, "--pattern")
     info = read_info(folder, split, overwrite)
     names = None if classes is None else read_classes(classes)
     scanned = Scan()

@@ -27,14 +27,14 @@ def shard_paths(folder: Path, pattern: str, option: str) -> list[Path]:
     if not folder.is_dir():
         raise ShardError(f"no folder {folder}: set data.init_args.root to the folder that holds the shards")
     if not pattern or any(part.startswith("/") or ".." in part.split("/") for part in braceexpand(pattern)):
-        raise ShardError(f"data.init_args.{option}={pattern!r} must name shards below data.init_args.root, {folder}")
+        raise ShardError(f"{option}={pattern!r} must name shards below {folder}")
     paths = {path for part in braceexpand(pattern) for path in _glob(folder, part)}
     if not paths:
         seen, remedy = _instead(folder, pattern, option)
-        raise ShardError(f"no shard in {folder} matches data.init_args.{option}={pattern!r} ({seen}); {remedy}")
+        raise ShardError(f"no shard in {folder} matches {option}={pattern!r} ({seen}); {remedy}")
     if packed := sorted(path.name for path in paths if path.suffix.lower() in COMPRESSED):
         raise ShardError(
-            f"shards of data.init_args.{option}={pattern!r} are compressed ({len(packed)}: {some(packed)}), and samples "
+            f"shards of {option}={pattern!r} are compressed ({len(packed)}: {some(packed)}), and samples "
             "are read at random: decompress them first, as gunzip, bunzip2, unxz or unzstd do"
         )
     return sorted(paths)

@@ -4,6 +4,7 @@ import os
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
@@ -61,7 +62,7 @@ class ShardSet(Source):
             option: the configuration key that holds the pattern, for messages.
         """
         folder = Path(root).expanduser()
-        paths = shard_paths(folder, pattern, option)
+        paths = shard_paths(folder, pattern, f"data.init_args.{option}")
         announced = folder_info(folder, paths)
         there = {relative_name(path, folder) for path in paths}
         _refuse_missing(matching(announced, pattern) | named(pattern), there, root, option)
@@ -95,7 +96,8 @@ class ShardSet(Source):
         """Of all samples, or where nothing is known of them, of the first shard; None where that had to be fetched."""
         if self._labels is None and not self.remote and self.paths:
             path = Path(self.paths[0])
-            return shard_labels(path, index_shard(path))
+            with suppress(ShardError, OSError):  # reading it will meet the same error, and the policy says what follows
+                return shard_labels(path, index_shard(path))
         return self._labels
 
     @cached_property

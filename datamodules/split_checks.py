@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from datamodules.classes import differ
+from datamodules.classes import CLASSES_FILE, differ
 from datamodules.samples import Source
 from datamodules.tally import some
 
@@ -55,12 +55,19 @@ def refuse_labels(lowest: int, highest: int, label_count: int, where: str) -> No
 
 
 def check_classes(sources: Mapping[str, Source]) -> None:
-    """ValueError where the lists of classes of splits, by the configuration keys of their shards, differ."""
+    """ValueError where lists of classes differ or end early; of splits by the configuration keys of their shards."""
     listed = {
         option: source.classes
         for option, source in sources.items()
         if source.classes is not None and (source.labels is None or source.labels.labelled)
     }
+    for option, names in listed.items():
+        known = sources[option].labels
+        if names and known and known.highest is not None and known.highest >= len(names):
+            raise ValueError(
+                f"data.init_args.{option}: the highest class is {known.highest}, {CLASSES_FILE} beside the shards "
+                f"names {len(names)}; correct or remove it"
+            )
     first = next(iter(listed), "")
     for option, names in listed.items():
         if found := differ(listed[first] or [], names or []):

@@ -18,7 +18,7 @@ from datamodules.labels import folder_labels, synset_list
 from datamodules.masks import MaskEncoding, index_png
 from datamodules.samples import ShardError
 from datamodules.shard_info import INFO_FILES
-from datamodules.tally import Tally
+from datamodules.tally import Tally, some
 
 logger = logging.getLogger(__name__)
 
@@ -126,17 +126,28 @@ class TreeSamples:
             logger.warning("%s: %r and %r are two classes, though their names are alike", self.root, one, other)
 
 
-def class_list(out: Path, split: str, classes: str | None, overwrite: bool) -> list[str] | None:
+def class_list(
+    out: Path, split: str, classes: str | None, overwrite: bool, by_folder: bool = False
+) -> list[str] | None:
     """The list that numbers a split's classes: the one given, or the folder's; None where there is neither.
 
     Raises:
-        ShardError: where both are there and differ, unless this split, overwritten, is the folder's only one.
+        ShardError: where both are there and differ, unless this split, overwritten, is the folder's only one; or none
+            is there but other splits are, unless folders say their numbers themselves (``by_folder``).
     """
     path, info = out / CLASSES_FILE, out / INFO_FILES[0]
     kept = read_classes(path) if path.is_file() else None
-    if kept is not None and overwrite and info.is_file() and set(json.loads(info.read_text())["splits"]) <= {split}:
+    splits = json.loads(info.read_text())["splits"] if info.is_file() else {}
+    others = [name for name in splits if name != split]
+    if kept is not None and overwrite and split in splits and not others:
         kept = None
     given = None if classes is None else read_classes(classes)
+    unlisted = [name for name in others if splits[name].get("labels", {}).get("labelled", 1)]
+    if kept is None and given is None and not by_folder and unlisted:
+        raise ShardError(
+            f"{out} has the splits {some(unlisted)}, but no {CLASSES_FILE} that says which number is which class; give "
+            "the list by --classes"
+        )
     if kept is not None and given is not None and (found := differ(kept, given)):
         raise ShardError(f"{path} and --classes {classes} {found}")
     return kept if given is None else given
