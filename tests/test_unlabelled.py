@@ -32,7 +32,7 @@ def unlabelled(photos, tmp_path_factory):
 
 
 def root(folder):
-    return [*UNLABELLED, "--data.root", str(folder), "--data.num_workers", "0"]
+    return [*UNLABELLED, "--data.root", str(folder), "--data.num_workers", "0", "--trainer.max_epochs", "1"]
 
 
 def predictions(folder):
@@ -64,7 +64,7 @@ def test_a_labelled_validation_split_beside_it(unlabelled, shards, tmp_path):
 
 
 def test_unlabelled_validation_shows_maps_and_scores_nothing(unlabelled, tmp_path, capsys):
-    extra = [*root(unlabelled), "--data.val_shards", "train-000001.tar", "--trainer.max_epochs", "1"]
+    extra = [*root(unlabelled), "--data.val_shards", "train-000001.tar"]
     folder = run("fit", "dino", unlabelled, tmp_path, "vit", *extra)
     assert (folder / "feature_maps.npz").exists() and not (folder / "checkpoints/best.ckpt").exists()
 
