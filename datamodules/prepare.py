@@ -110,6 +110,7 @@ def imagenet_s(
                 yield sample
 
     write_split(folder, split, written(), samples_per_shard, overwrite, names)
+    masks.report(samples.tally)
     samples.report(len(images), names)
 
 
@@ -207,5 +208,5 @@ if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     try:
         auto_cli([imagefolder, imagenet_s, index, demo, demo_robustness], as_positional=False)
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         sys.exit(f"error: {error}")

@@ -207,6 +207,8 @@ class ShardDataModule(LightningDataModule):
                 check_labels(self.source(split), self._option(split), count, self.policy == "strict")
             elif self._unlabelled(split):
                 rank_zero_info(f"data.init_args.{self._option(split)}: no sample has a class, so none is scored")
+            else:
+                check_labels(self.source(split), self._option(split), None, self.policy == "strict")
         if stage == "fit" and not self._stages["val"]:
             rank_zero_info("no validation split: no score, no best.ckpt, no pictures of maps")
 

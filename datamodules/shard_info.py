@@ -101,7 +101,7 @@ class Scan:
 
 def relative_name(path: Path, folder: Path) -> str:
     """What ``_info.json`` in ``folder`` calls a shard: its path from there."""
-    return path.relative_to(folder).as_posix()
+    return Path(os.path.relpath(path, folder)).as_posix()
 
 
 def folder_info(folder: Path, paths: Sequence[Path] = ()) -> dict[str, ShardInfo]:

@@ -65,7 +65,8 @@ class ShardSet(Source):
         paths = shard_paths(folder, pattern, f"data.init_args.{option}")
         announced = folder_info(folder, paths)
         there = {relative_name(path, folder) for path in paths}
-        _refuse_missing(matching(announced, pattern) | named(pattern), there, root, option)
+        spelt_out = {relative_name(folder / name, folder) for name in named(pattern)}
+        _refuse_missing(matching(announced, pattern) | spelt_out, there, root, option)
         infos = shard_infos(folder, paths)
         return cls(paths, [info.length for info in infos], labels=joined_labels(infos))
 

@@ -38,6 +38,7 @@ class MaskTree:
     def __init__(self, root: Path, encoding: MaskEncoding, largest: int | None) -> None:
         self.root, self.encoding, self.largest = root, encoding, largest
         self.paths: dict[str, Path] = {}
+        self._images: dict[str, Path] = {}
         for folder in class_folders(root):
             for path in class_images(folder, may_be_empty=True):
                 if path.suffix.lower() != ".png":
@@ -50,6 +51,9 @@ class MaskTree:
         """The bytes of an image's mask: as they are where readers need no more, else one channel of ids."""
         if path.stem not in self.paths:
             raise ShardError(f"{path} has no mask {path.stem}.png under {self.root}")
+        if path.stem in self._images:
+            raise ShardError(f"{self._images[path.stem]} and {path} have one mask, {path.stem}.png; rename one of each")
+        self._images[path.stem] = path
         mask = self.paths[path.stem]
         data = mask.read_bytes()
         ids = mask_ids(data, f"mask {mask}", self.encoding, self.largest, "--mask_encoding")
@@ -71,6 +75,12 @@ class MaskTree:
             except ShardError:
                 pass
         return index_png(ids)
+
+    def report(self, tally: Tally) -> None:
+        """Counts the masks that no image asked for."""
+        for stem, path in self.paths.items():
+            if stem not in self._images:
+                tally.add("masks of which there is no image, left out", path.name)
 
 
 def _turned(ids: np.ndarray, orientation: int) -> np.ndarray:

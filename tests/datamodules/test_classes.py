@@ -3,13 +3,16 @@
 import json
 
 import pytest
+import torch
 from PIL import Image
 
+from datamodules import ImageNetDataModule
 from datamodules.classes import read_classes
 from datamodules.prepare import imagefolder, index, write_split
 from datamodules.samples import ShardError
 from datamodules.shards import ShardSet
 from datamodules.split_checks import check_classes, check_labels
+from tests.datamodules.test_shards import FakeTrainer
 
 
 def tree(root, classes, images=2):
@@ -147,6 +150,19 @@ def test_what_a_model_needs_is_known_before_it_starts(tmp_path):
     check_labels(some, "train_shards", 3, False)
     with pytest.raises(ValueError, match=r"none of the 2 samples has a class .*prepare imagefolder"):
         check_labels(shards(tmp_path / "e", "x", [None, None]), "train_shards", 3, False)
+
+
+def test_a_class_that_the_model_lacks_stops_at_its_batch(tmp_path):
+    """Where nothing was known before, as of shards from elsewhere."""
+    data = ImageNetDataModule(str(tmp_path), batch_size=4, num_workers=0)
+    data.trainer = FakeTrainer(0, 1)
+    data.trainer.lightning_module.label_count = 3
+    batch = {"label": torch.tensor([0, 2, 3]), "key": ["a", "b", "c"], "shard": ["s", "s", "t"]}
+    with pytest.raises(ValueError, match=r"sample 'c' in shard t: labels run from 0 to 3, .*num_classes is 3"):
+        data.on_before_batch_transfer(batch, 0)
+    data.trainer.lightning_module.label_count = 4
+    assert data.on_before_batch_transfer(batch, 0) is batch
+    assert data.on_before_batch_transfer([1], 0) == [1]
 
 
 def test_foreign_shards_are_looked_into(tmp_path):

@@ -187,11 +187,13 @@ def test_shards_in_folders(tmp_path):
         read(root, "**/*.tar")
 
 
-def test_an_index_in_a_split_s_own_folder(tmp_path):
+@pytest.mark.parametrize("pattern", ["val/*.tar", "../{root}/val/{{0..0}}.tar", "{path}/val/0.tar", "**/*.tar"])
+def test_an_index_in_a_split_s_own_folder(tmp_path, pattern):
     tar(tmp_path / "val/0.tar", samples("xy"))
     prepare.index(str(tmp_path / "val"), "val", "*.tar")
-    found = ShardSet.find(tmp_path, "val/*.tar", "val_shards")
-    assert found.lengths.tolist() == [2] and found.labels == Labels(2, 2, 0, 0)
+    (tmp_path / "val/classes.json").write_text('["a"]')
+    found = ShardSet.find(tmp_path, pattern.format(root=tmp_path.name, path=tmp_path), "val_shards")
+    assert found.lengths.tolist() == [2] and found.labels == Labels(2, 2, 0, 0) and found.classes == ["a"]
     assert not (tmp_path / ".shard_counts.json").exists()
 
 

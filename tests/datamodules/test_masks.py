@@ -148,3 +148,13 @@ def test_a_mask_beside_a_photo_that_is_turned(tmp_path, drawn):
     imagenet_s(src, str(tmp_path / "turned"), pixels=PixelRules(orientation="apply"))
     row = first_masks(tmp_path / "turned")[0, 2]
     assert (row[0], row[-1]) == ((0, 7) if stored else (7, 0))
+
+
+def test_masks_and_images_are_one_to_one(tmp_path, caplog):
+    src = tree(tmp_path / "src", quarter(40, 30))
+    quarter(40, 30).save(tmp_path / "src/validation-segmentation/n1/b.png")
+    imagenet_s(src, str(tmp_path / "out"))
+    assert "masks of which there is no image, left out: 1 ('b.png')" in caplog.text
+    quarter(40, 30).save(tmp_path / "src/validation/n1/a.png")
+    with pytest.raises(ShardError, match=r"a\.JPEG and .*a\.png have one mask, a\.png"):
+        imagenet_s(src, str(tmp_path / "twice"))
