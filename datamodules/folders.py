@@ -5,7 +5,10 @@ from pathlib import Path
 
 from datamodules.tally import Tally
 
-LITTER = ("thumbs.db", "desktop.ini", "__macosx", "icon\r")
+LITTER = (
+    "thumbs.db", "desktop.ini", "__macosx", "icon\r", "@eadir", "$recycle.bin", "system volume information",
+    "lost+found",
+)  # fmt: skip
 """Files and folders that systems leave behind, in lower case; hidden ones come on top."""
 
 

@@ -7,6 +7,7 @@ from datamodules.albumentations_transforms import AlbumentationsImage, Albumenta
 from datamodules.dataset import Policy
 from datamodules.masks import MaskEncoding
 from datamodules.multicrop import MultiCropConfig
+from datamodules.samples import ShardError, Source
 from datamodules.shard_datamodule import IMAGENET_MEAN, IMAGENET_STD, LoaderWrap, ShardDataModule, Split
 from datamodules.transforms import EvaluationTransform, MultiCropTransform, ProbeTransform, Transform
 
@@ -115,6 +116,15 @@ class ImageNetDataModule(ShardDataModule):
     def _option(self, split: str) -> str:
         of_train = split in ("train", "val.bank") or not self._stages["val"]
         return "train_shards" if of_train else "val_shards"
+
+    def _find(self, split: str) -> Source:
+        """ShardError where it cannot be found, which for validation has one remedy more."""
+        try:
+            return super()._find(split)
+        except ShardError as error:
+            if split != "val":
+                raise
+            raise ShardError(f"{error}; or set data.init_args.val_shards=null to have no validation") from None
 
     def setup(self, stage: str) -> None:
         """Also forgets what another model has set; the Trainer calls the model's ``setup`` after this one."""

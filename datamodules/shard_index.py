@@ -8,7 +8,7 @@ import io
 import os
 import tarfile
 from collections import Counter
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import IO
 
 from datamodules.folders import is_litter
@@ -118,7 +118,7 @@ def _key_and_field(member: tarfile.TarInfo, tally: Tally) -> tuple[str, str] | N
     """None, counted, for members that are read as nothing."""
     if member.isdir():
         return None
-    if any(is_litter(part) for part in PurePosixPath(member.name).parts if part not in (".", "..")):
+    if any(is_litter(part) for part in member.name.split("/") if part not in (".", "..")):
         tally.add("hidden or system files, left out", member.name)
     elif not member.isreg() or member.issparse():
         tally.add("links and the like, which hold no bytes of their own, left out", member.name)

@@ -97,6 +97,12 @@ def _instead(folder: Path, pattern: str, option: str) -> tuple[str, str]:
     return "; ".join(seen) or "it holds no tar", remedy
 
 
+def found_below(folder: Path, name: str) -> Path | None:
+    """A file below a folder that has the last part of a name."""
+    paths = (below / Path(name).name for below in folders_below(folder))
+    return next((path for path in paths if path.is_file()), None)
+
+
 def matching(names: Iterable[str], pattern: str) -> set[str]:
     """Those of some names, paths from the root, that a pattern means."""
     return {name for name in names for part in braceexpand(pattern) if _matches(name.split("/"), part.split("/"))}

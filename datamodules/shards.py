@@ -25,7 +25,7 @@ from datamodules.shard_info import (
     relative_name,
     shard_infos,
 )
-from datamodules.shard_names import matching, named, shard_paths
+from datamodules.shard_names import found_below, matching, named, shard_paths
 
 
 class ShardSet(Source):
@@ -66,7 +66,7 @@ class ShardSet(Source):
         announced = folder_info(folder, paths)
         there = {relative_name(path, folder) for path in paths}
         spelt_out = {relative_name(folder / name, folder) for name in named(pattern)}
-        _refuse_missing(matching(announced, pattern) | spelt_out, there, root, option)
+        _refuse_missing(matching(announced, pattern) | spelt_out, there, folder, option)
         infos = shard_infos(folder, paths)
         return cls(paths, [info.length for info in infos], labels=joined_labels(infos))
 
@@ -149,10 +149,12 @@ class ShardSet(Source):
 
 def _refuse_missing(wanted: set[str], present: set[str], root: object, option: str) -> None:
     if missing := sorted(wanted - present):
+        elsewhere = found_below(root, missing[0]) if isinstance(root, Path) else None
         raise ShardError(
-            f"{len(missing)} shard(s) are missing from {root}, the first: {missing[0]}; restore it, or take it "
-            f"out of _info.json and data.init_args.{option}"
-        )
+            f"{len(missing)} shard(s) are missing from {root}, the first: {missing[0]}; "
+            + (f"{elsewhere} has its name: correct _info.json and data.init_args.{option}, or move it" if elsewhere
+               else f"restore it, or take it out of _info.json and data.init_args.{option}")
+        )  # fmt: skip
 
 
 class ShardReader:

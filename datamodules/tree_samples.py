@@ -195,6 +195,10 @@ def labelled_images(
         for folder in folders
         for path in class_images(folder, samples.tally, strict, may_be_empty=classes is not None)
     ]
+    of_class = {label: name for name, label in labels.items()}
+    for path, label in images:
+        if path.parent != root / of_class[label]:
+            samples.tally.add("images in folders below their class's, taken for its own", path.relative_to(root))
     return images, classes if known is None else known
 
 

@@ -61,6 +61,13 @@ def test_a_labelled_validation_split_beside_it(unlabelled, shards, tmp_path):
     assert found["class_name"].tolist() == [names[i] for i in found["label"]]
 
 
+def test_no_validation_shards(unlabelled, tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        run("fit", "dino", unlabelled, tmp_path, "vit")
+    last = capsys.readouterr().err.strip().splitlines()[-1]
+    assert "val_shards='validation-*.tar' (its tars: train-000000.tar" in last and "val_shards=null" in last
+
+
 def test_unlabelled_validation_shows_maps_and_scores_nothing(unlabelled, tmp_path, capsys):
     extra = [*root(unlabelled), "--data.val_shards", "train-000001.tar"]
     folder = run("fit", "dino", unlabelled, tmp_path, "vit", *extra)

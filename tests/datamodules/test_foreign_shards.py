@@ -183,7 +183,9 @@ def test_shards_in_folders(tmp_path):
     assert info["labels"] == {"samples": 2, "labelled": 2, "lowest": 1, "highest": 2}
     assert read(root, "**/*.tar") == both and read(root, "b/*.tar") == both[1:]
     (tmp_path / "real/a/0.tar").unlink()
-    with pytest.raises(ShardError, match=r"missing from .*, the first: a/0\.tar"):
+    with pytest.raises(
+        ShardError, match=r"missing from .*, the first: a/0\.tar; .*b/0\.tar has its name: correct _info"
+    ):
         read(root, "**/*.tar")
 
 

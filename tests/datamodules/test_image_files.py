@@ -64,6 +64,7 @@ def test_names_and_endings_of_all_kinds(tmp_path, caplog):
     assert len(found) == 12
     assert "hidden or system files, left out: 3 (" in caplog.text
     assert "files beside the class folders, left out: 1 ('labels.csv')" in caplog.text
+    assert "images in folders below their class's, taken for its own: 1 ('k/deep/wrong.jpg')" in caplog.text
     data = ImageNetDataModule(str(tmp_path / "out"), val_shards="train-*.tar", batch_size=12, num_workers=0)
     (batch,) = data.val_dataloader()
     assert len(set(batch["key"])) == 12 and not any(set(key) & set(".\n/") for key in batch["key"])
