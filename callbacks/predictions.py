@@ -13,7 +13,10 @@ from common.files import write_npz
 
 
 class PredictionFiles(BasePredictionWriter):
-    """One ``predictions/rankR-batchN.npz`` per batch, each whole: keys, labels, embeddings, maps and their names."""
+    """One ``predictions/rankR-batchN.npz`` per batch, each whole: keys, labels, embeddings, maps and their names.
+
+    Where the data name their classes, ``class_name`` is that of each image's label, empty where it has none.
+    """
 
     def __init__(self) -> None:
         super().__init__("batch")
@@ -31,6 +34,10 @@ class PredictionFiles(BasePredictionWriter):
         if trainer.fast_dev_run:  # it has no folder of its own
             return
         folder = run_folder(trainer) / "predictions"
+        names = getattr(getattr(trainer, "datamodule", None), "class_names", None)
+        if names is not None and "label" in prediction:
+            found = [names[i] if 0 <= i < len(names) else "" for i in prediction["label"].tolist()]
+            prediction = prediction | {"class_name": np.array(found, dtype=np.str_)}
         arrays = {
             k: v.detach().float().cpu().numpy() if isinstance(v, torch.Tensor) and v.is_floating_point()
             else v.cpu().numpy() if isinstance(v, torch.Tensor) else np.asarray(v)

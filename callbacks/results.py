@@ -44,6 +44,8 @@ class Results(Callback):
                 "counts": pl_module.counts(),
                 "rows": rows,
             }
+            if (names := getattr(getattr(trainer, "datamodule", None), "class_names", None)) is not None:
+                table["classes"] = names
             write_json(folder / f"{name}.json", table)
             write_text(folder / f"{name}.csv", to_csv(rows))
             if whole:

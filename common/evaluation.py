@@ -13,6 +13,13 @@ class Evaluation:
 
     headline = ""
     """The logged metric that runs and checkpoints are compared by; higher is better."""
+    needs_labels = False
+    """Whether samples without a class are of no use; data without any are then refused before the first step."""
+
+    @property
+    def label_count(self) -> int | None:
+        """Classes that labels may name, 0 to label_count - 1; None for any."""
+        return None
 
     def rows(self) -> list[dict[str, Any]]:
         """The table of what was evaluated last, a dict for each line, all with the same keys."""

@@ -4,6 +4,10 @@ What comes out is ``PIL.Image.open(...).convert("RGB")``, as torchvision's Image
 pixels that published models were scored on. That has two consequences. EXIF orientation is *not* applied: the
 reference pipelines ignore it too. And 16-bit grey images would come out white, since PIL clips them at 255; here they
 keep their high byte, as PIL does itself when it opens 16-bit RGB.
+
+Also as there: what is transparent shows the colour that is stored below it, colour profiles are ignored, CMYK is
+converted without one (inverted where Adobe wrote it so), and of several pictures in a file the first counts. What of
+this should be otherwise is said when shards are written: :class:`datamodules.image_files.PixelRules`.
 """
 
 import io
@@ -12,6 +16,7 @@ import cv2
 import numpy as np
 from PIL import Image
 
+from datamodules.masks import MaskEncoding, ids_of
 from datamodules.samples import RawSample, ShardError
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
@@ -91,20 +96,37 @@ def decode_image(raw: RawSample) -> Image.Image:
     return to_rgb(open_image(raw).image())
 
 
-def decode_mask(raw: RawSample, size: tuple[int, int]) -> Image.Image:
-    """A sample's segmentation ids as a mode "I" image: R + 256·G of RGB (ImageNet-S), else the pixel values.
+def decode_mask(
+    raw: RawSample, size: tuple[int, int], encoding: MaskEncoding = "auto", largest: int | None = None
+) -> Image.Image:
+    """A sample's segmentation ids as a mode "I" image.
 
-    ShardError where it is missing, unreadable, or not of ``size`` (width, height).
+    Args:
+        raw: the sample.
+        size: (width, height) of its image.
+        encoding: see :data:`datamodules.masks.MaskEncoding`.
+        largest: highest id beside 1000; None for any.
+
+    Raises:
+        ShardError: where it is missing, unreadable, not of ``size``, or not of that encoding.
     """
     if "mask.png" not in raw.fields:
         raise ShardError(f"{raw.name} has no .mask.png member; write shards from an ImageNet-S tree with masks")
-    mask = EncodedImage(raw.fields["mask.png"], f"the mask of {raw.name}").image()
-    if mask.size != size:
+    data = raw.fields["mask.png"]
+    ids = mask_ids(data, f"the mask of {raw.name}", encoding, largest, "data.init_args.mask_encoding")
+    if ids.shape[::-1] != size:
+        turned = ids.shape == size and size[0] != size[1]
         raise ShardError(
-            f"{raw.name}: the mask is {mask.size[0]} x {mask.size[1]}, the image {size[0]} x {size[1]}; "
-            "pair them by basename and write the shard again"
+            f"{raw.name}: the mask is {ids.shape[1]} x {ids.shape[0]}, the image {size[0]} x {size[1]}; "
+            + (
+                "if the image has an EXIF orientation, write the shard with --pixels.orientation apply"
+                if turned
+                else "pair them by basename and write the shard again"
+            )
         )
-    values = np.asarray(mask).astype(np.int32)
-    if values.ndim == 3:
-        values = values[..., 0] + 256 * values[..., 1]
-    return Image.fromarray(values)
+    return Image.fromarray(ids)
+
+
+def mask_ids(data: bytes, what: str, encoding: MaskEncoding, largest: int | None, option: str) -> np.ndarray:
+    """A mask file's ids (H, W) int32; see :func:`datamodules.masks.ids_of`."""
+    return ids_of(EncodedImage(data, what).image(), data, what, encoding, largest, option)

@@ -1,40 +1,84 @@
-"""A tree CLASS/IMAGE read as if it were one shard, so that published folders need no conversion."""
+"""Folders of images: as class folders CLASS/IMAGE, and as sources that need no conversion to shards."""
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
+from datamodules.folders import files_below, is_litter
+from datamodules.image_files import IMAGE_SUFFIXES, PixelRules, read_image
 from datamodules.labels import folder_labels
-from datamodules.samples import RawSample, ShardError, Source
+from datamodules.samples import Labels, RawSample, ShardError, Source, labels_of
+from datamodules.tally import Tally, some
 
-SUFFIXES = {".jpg": "jpg", ".jpeg": "jpg", ".png": "png", ".webp": "webp"}
-"""File endings of images, in any case, and the fields they become."""
+logger = logging.getLogger(__name__)
+
+SPLITS = {"train", "training", "val", "valid", "validation", "test", "testing"}
+"""Names of folders that hold class folders and are none."""
 
 
 def class_folders(root: Path) -> list[Path]:
-    """The class folders of a tree, sorted as text. ShardError where there are none."""
+    """The class folders of a tree, sorted as text.
+
+    Raises:
+        ShardError: where there are none, or images beside them, which would have no class, or the folders are splits.
+    """
     if not root.is_dir():
         raise ShardError(f"no folder {root}")
-    folders = sorted(p for p in root.iterdir() if p.is_dir() and not p.name.startswith("."))
+    inside = [path for path in root.iterdir() if not is_litter(path.name)]
+    folders = sorted(path for path in inside if path.is_dir())
+    loose = sorted(path.name for path in inside if not path.is_dir() and path.suffix.lower() in IMAGE_SUFFIXES)
+    unlabelled = "or read all of them without classes by --unlabelled true of python -m datamodules.prepare imagefolder"
     if not folders:
-        raise ShardError(f"{root} has no class folders; wanted one folder per class, as ImageFolder reads them")
+        found = f"has no class folders, but images ({len(loose)}: {some(loose)})" if loose else "has no class folders"
+        raise ShardError(f"{root} {found}; wanted one folder per class, as ImageFolder reads them, {unlabelled}")
+    if loose:
+        raise ShardError(
+            f"images beside the class folders of {root} have no class ({len(loose)}: {some(loose)}); move "
+            f"them into one, {unlabelled}"
+        )
+    if {folder.name.lower() for folder in folders} <= SPLITS:
+        raise ShardError(
+            f"the folders of {root}, {some([f.name for f in folders])}, are splits and no classes; take one of them: "
+            f"{folders[0]}"
+        )
     return folders
 
 
-def class_images(folder: Path) -> list[Path]:
-    """The images of one class, sorted. ShardError for an empty folder or a file of another kind."""
-    found = sorted(p for p in folder.rglob("*") if p.is_file() and not p.name.startswith("."))
-    bad = [p for p in found if p.suffix.lower() not in SUFFIXES]
-    if bad:
-        raise ShardError(f"{bad[0]} is no {', '.join(SUFFIXES)} file; convert or remove it")
-    if not found:
+def class_images(
+    folder: Path, tally: Tally | None = None, strict: bool = True, may_be_empty: bool = False
+) -> list[Path]:
+    """The images of one class, in folders below it too, links followed, sorted.
+
+    Args:
+        folder: of the class, or of images without one.
+        tally: counts what is left out.
+        strict: a file that is no image is an error and not left out.
+        may_be_empty: that there is none is no error.
+
+    Raises:
+        ShardError: for an empty folder or a file of another kind.
+    """
+    tally = Tally() if tally is None else tally
+    files = files_below(folder, tally)
+    found = [path for path in files if path.suffix.lower() in IMAGE_SUFFIXES]
+    if strict and (bad := [path for path in files if path.suffix.lower() not in IMAGE_SUFFIXES]):
+        others = f", nor are {len(bad) - 1} more" if len(bad) > 1 else ""
+        allowed = ", ".join(IMAGE_SUFFIXES)
+        raise ShardError(f"{bad[0]} is no {allowed} file{others}; convert or remove it, or --policy skip")
+    for path in files:
+        if path.suffix.lower() not in IMAGE_SUFFIXES:
+            tally.add("files that are no images, left out", path.name)
+    if masks := [path for path in found if path.stem.lower().endswith(".mask")]:
+        raise ShardError(f"{masks[0]} is called like a mask, and would be an image of its own; keep masks elsewhere")
+    if not found and not may_be_empty:
         raise ShardError(f"class folder {folder} is empty; fill or remove it")
     return found
 
 
 class ImageTree(Source):
-    """A source of one piece, and its own reader.
+    """A tree of class folders: a source of one piece, and its own reader.
 
     Args:
         root: the tree.
@@ -45,10 +89,18 @@ class ImageTree(Source):
         root = Path(root).expanduser()
         folders = class_folders(root)
         labels = folder_labels([f.name for f in folders], synsets)
-        self.root, self.paths = root, [root]
-        self._images = [(path, labels[folder.name]) for folder in folders for path in class_images(folder)]
-        self.lengths = np.array([len(self._images)], dtype=np.int64)
-        self.starts = np.array([0, len(self._images)])
+        tally = Tally()
+        self._hold(root, [(path, labels[folder.name]) for folder in folders for path in class_images(folder, tally)])
+        _report(root, tally)
+
+    def _hold(self, root: Path, images: Sequence[tuple[Path, int | None]], apart: bool = False) -> None:
+        self.root, self.paths, self._images = root, [root], images
+        self.starts = np.arange(len(images) + 1) if apart else np.array([0, len(images)])
+        self.lengths = np.diff(self.starts)
+
+    @property
+    def labels(self) -> Labels:
+        return labels_of([None if label is None else str(label).encode() for _, label in self._images])
 
     def reader(self) -> "ImageTree":
         return self
@@ -56,15 +108,42 @@ class ImageTree(Source):
     def read(self, index: int, fields: Sequence[str]) -> RawSample:
         """The bytes of an image and its class number as ``cls``; its key is the path below the root."""
         path, label = self._images[index]
-        key = str(path.relative_to(self.root))
-        try:
-            image = path.read_bytes()
-        except OSError as error:
-            raise ShardError(f"image {path} cannot be read ({error})") from None
-        return RawSample(str(self.root), key, {SUFFIXES[path.suffix.lower()]: image, "cls": str(label).encode()})
+        image = read_image(path, PixelRules(), Tally())
+        members = {image.field: image.data} | ({} if label is None else {"cls": str(label).encode()})
+        return RawSample(str(self.root), str(path.relative_to(self.root)), members)
 
     def look_ahead(self, indices: np.ndarray) -> None:
         """Nothing has to be fetched."""
 
     def close(self) -> None:
         """Nothing is held open."""
+
+
+class ImageFolder(ImageTree):
+    """All images below a folder, without classes; each a piece of its own, so that training mixes them all.
+
+    Args:
+        root: the folder.
+        option: the configuration key that names it, for messages.
+
+    Raises:
+        ShardError: where it holds no image.
+    """
+
+    def __init__(self, root: str | Path, option: str = "shards") -> None:
+        root = Path(root).expanduser()
+        if not root.is_dir():
+            raise ShardError(f"no folder {root}, which data.init_args.{option} names")
+        tally = Tally()
+        images = class_images(root, tally, strict=False, may_be_empty=True)
+        _report(root, tally)
+        if not images:
+            raise ShardError(
+                f"data.init_args.{option}: {root} holds no image; wanted one of {', '.join(IMAGE_SUFFIXES)}"
+            )
+        self._hold(root, [(path, None) for path in images], apart=True)
+
+
+def _report(root: Path, tally: Tally) -> None:
+    for line in tally:
+        logger.warning("%s: %s", root, line)

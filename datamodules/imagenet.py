@@ -5,7 +5,9 @@ from typing import Any, Literal
 
 from datamodules.albumentations_transforms import AlbumentationsImage, AlbumentationsViews, PipelineViews
 from datamodules.dataset import Policy
+from datamodules.masks import MaskEncoding
 from datamodules.multicrop import MultiCropConfig
+from datamodules.samples import ShardError, Source
 from datamodules.shard_datamodule import IMAGENET_MEAN, IMAGENET_STD, LoaderWrap, ShardDataModule, Split
 from datamodules.transforms import EvaluationTransform, MultiCropTransform, ProbeTransform, Transform
 
@@ -24,7 +26,8 @@ class ImageNetDataModule(ShardDataModule):
 
     Args:
         root: folder with the shards, or where they are fetched from: a URL, or ``pipe:`` and a command with ``{name}``.
-        train_shards, val_shards: globs (or {0000..1023} ranges) of shard names in it.
+        train_shards, val_shards: globs (or {0000..1023} ranges) of shard names in it, or a folder of images without
+            classes, such as ``.``; no ``val_shards`` is no validation, and predictions are made of the training set.
         view: ``multicrop``, ``probe``, ``features`` or ``knn``.
         batch_size: images per optimiser step over all devices and accumulated batches.
         num_workers: loading processes per device.
@@ -38,6 +41,7 @@ class ImageNetDataModule(ShardDataModule):
         mean, std: for normalisation.
         cache_dir, cache_gib: where shards from a URL are kept on each node, and how much of each URL's.
         multicrop_pipelines: views of ``multicrop`` by albumentations, in the place of ``multicrop``.
+        mask_encoding: how masks, where there are any, tell ids; see :data:`datamodules.masks.MaskEncoding`.
         probe_pipeline: the ``probe`` view by albumentations: transforms, each ``class_path: albumentations.NAME`` and
             ``init_args``, that end with an image of ``probe_size``; ``probe_scale`` then has no say.
 
@@ -50,7 +54,7 @@ class ImageNetDataModule(ShardDataModule):
         self,
         root: str,
         train_shards: str = "train-*.tar",
-        val_shards: str = "val*.tar",
+        val_shards: str | None = "val*.tar",
         view: Literal["multicrop", "probe", "features", "knn"] = "multicrop",
         batch_size: int = 1024,
         num_workers: int = 8,
@@ -69,10 +73,13 @@ class ImageNetDataModule(ShardDataModule):
         cache_gib: float = 200.0,
         multicrop_pipelines: list[PipelineViews] | None = None,
         probe_pipeline: list[dict] | None = None,
+        mask_encoding: MaskEncoding = "auto",
     ) -> None:
         if view not in VIEWS:
             raise ValueError(f"data.init_args.view={view!r}; allowed: {', '.join(VIEWS)}")
-        evaluation = EvaluationTransform(resize, crop)
+        if val_shards is None and view == "knn":
+            raise ValueError("data.init_args.view=knn wants data.init_args.val_shards: the images that are scored")
+        evaluation = EvaluationTransform(resize, crop, mask_encoding=mask_encoding)
         training: Transform
         if view == "features":
             training = evaluation
@@ -86,12 +93,12 @@ class ImageNetDataModule(ShardDataModule):
             training = ProbeTransform(probe_size, probe_scale)
         else:
             training = AlbumentationsImage(probe_size, probe_pipeline, key="data.init_args.probe_pipeline")
-        val = Split(val_shards, evaluation)
+        train, val = Split(train_shards, training), None if val_shards is None else Split(val_shards, evaluation)
         super().__init__(
             root,
-            train=Split(train_shards, training),
-            val={"bank": Split(train_shards, evaluation), "queries": val} if view == "knn" else val,
-            predict=val,
+            train=train,
+            val={"bank": Split(train_shards, evaluation), "queries": val} if view == "knn" and val else val,
+            predict=val or Split(train_shards, evaluation),
             batch_size=batch_size,
             num_workers=num_workers,
             seed=seed,
@@ -107,10 +114,21 @@ class ImageNetDataModule(ShardDataModule):
         self.wrap_loader: LoaderWrap | None = None
 
     def _option(self, split: str) -> str:
-        return "train_shards" if split in ("train", "val.bank") else "val_shards"
+        of_train = split in ("train", "val.bank") or not self._stages["val"]
+        return "train_shards" if of_train else "val_shards"
+
+    def _find(self, split: str) -> Source:
+        """ShardError where it cannot be found, which for validation has one remedy more."""
+        try:
+            return super()._find(split)
+        except ShardError as error:
+            if split != "val":
+                raise
+            raise ShardError(f"{error}; or set data.init_args.val_shards=null to have no validation") from None
 
     def setup(self, stage: str) -> None:
-        """Forgets what another model has set; the Trainer calls the model's ``setup`` after this one."""
+        """Also forgets what another model has set; the Trainer calls the model's ``setup`` after this one."""
+        super().setup(stage)
         self.wrap_loader = None
 
     def train_dataloader(self) -> Iterable[Any]:
@@ -119,7 +137,7 @@ class ImageNetDataModule(ShardDataModule):
         return super().train_dataloader()
 
     def val_dataloader(self) -> Any:
-        if self.view == "features":
+        if self.view == "features" and self._stages["val"]:
             return self._features("val", self._evaluation_batch(self.position))
         return super().val_dataloader()
 

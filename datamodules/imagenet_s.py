@@ -1,6 +1,7 @@
 """ImageNet-S: images with foreground masks, for evaluation."""
 
 from datamodules.dataset import Policy
+from datamodules.masks import MOST_CLASSES, MaskEncoding
 from datamodules.shard_datamodule import IMAGENET_MEAN, IMAGENET_STD, ShardDataModule, Split
 from datamodules.transforms import EvaluationTransform
 
@@ -8,7 +9,7 @@ from datamodules.transforms import EvaluationTransform
 class ImageNetSDataModule(ShardDataModule):
     """Images and masks: batches hold ``image``, ``mask`` (B, crop, crop) int32, ``label`` and ``key``.
 
-    Mask ids are ImageNet-S's: 0 background, 1000 ignored, anything else foreground.
+    Mask ids are ImageNet-S's: 0 background, 1000 ignored, anything else foreground; pixels without one are an error.
 
     Args:
         root: folder with the shards.
@@ -20,6 +21,10 @@ class ImageNetSDataModule(ShardDataModule):
         prefetch: batches each worker prepares ahead.
         mean, std: for normalisation.
         cache_dir, cache_gib: where shards from a URL are kept on each node, and how much of each URL's.
+        mask_encoding: how masks tell ids: ``index`` by grey level, ``rgb`` as R + 256·G with B = 0 (ImageNet-S),
+            ``palette`` by a palette's numbers (Pascal VOC), ``alpha`` as what is opaque; ``auto`` takes index for one
+            channel and rgb for three.
+        largest_id: highest id beside 1000.
     """
 
     def __init__(
@@ -36,8 +41,12 @@ class ImageNetSDataModule(ShardDataModule):
         std: tuple[float, float, float] = IMAGENET_STD,
         cache_dir: str | None = None,
         cache_gib: float = 200.0,
+        mask_encoding: MaskEncoding = "auto",
+        largest_id: int = MOST_CLASSES,
     ) -> None:
-        transform = EvaluationTransform(resize, crop, masks_required=True, labels_required=False)
+        transform = EvaluationTransform(
+            resize, crop, masks_required=True, labels_required=False, mask_encoding=mask_encoding, largest_id=largest_id
+        )
         super().__init__(
             root,
             val=Split(val_shards, transform),

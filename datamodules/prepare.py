@@ -1,7 +1,7 @@
 """Writes shards: ``python -m datamodules.prepare {imagefolder,imagenet_s,index,demo,demo_robustness} --help``.
 
-Shards are written aside and renamed when whole; ``_info.json`` comes last. A split that is already there is left
-alone unless ``--overwrite true``.
+Shards are written aside and renamed when whole; ``classes.json`` and ``_info.json`` come last. A split that is already
+there is left alone unless ``--overwrite true``. Splits in one folder share its list of classes.
 """
 
 import io
@@ -9,134 +9,35 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import webdataset as wds
 from jsonargparse import auto_cli
 from PIL import Image
 
-from common.files import write_json
+from datamodules.classes import CLASSES_FILE, read_classes
 from datamodules.demo import CLASSES, scenes, shifted_scenes
-from datamodules.image_tree import SUFFIXES, class_folders, class_images
-from datamodules.labels import folder_labels
+from datamodules.image_files import PixelRules
+from datamodules.masks import MOST_CLASSES, MaskEncoding
 from datamodules.samples import ShardError
-from datamodules.shard_index import INFO_FILES, index_shard
+from datamodules.shard_info import Scan, relative_name
+from datamodules.shard_names import shard_paths
+from datamodules.split_writer import enter_split, read_info, write_split
+from datamodules.tree_samples import MaskTree, Policy, TreeSamples, class_list, labelled_images, unlabelled_images
 
 logger = logging.getLogger(__name__)
 
-
-def write_split(
-    out: Path, split: str, samples: Iterable[dict[str, Any]], samples_per_shard: int, overwrite: bool = False
-) -> list[Path]:
-    """Writes ``out/{split}-%06d.tar`` and enters the split into ``_info.json``.
-
-    Args:
-        out: the folder.
-        split: name of the split.
-        samples: webdataset samples, each with ``__key__``.
-        samples_per_shard: samples in a shard, the last one excepted.
-        overwrite: replace a split of that name.
-
-    Returns:
-        The shards written.
-    """
-    if samples_per_shard < 1:
-        raise ValueError(f"samples_per_shard={samples_per_shard} must be positive")
-    out.mkdir(parents=True, exist_ok=True)
-    info = _read_info(out, split, overwrite)
-    paths: list[Path] = []
-    lengths: list[int] = []
-    writer: wds.TarWriter | None = None
-    aside = Path()
-
-    def finish() -> None:
-        nonlocal writer
-        if writer is not None:
-            writer.close()
-            aside.replace(paths[-1])
-            writer = None
-
-    try:
-        for sample in samples:
-            if writer is None:
-                paths.append(out / f"{split}-{len(paths):06d}.tar")
-                lengths.append(0)
-                aside = out / f".{paths[-1].name}.{os.getpid()}"
-                writer = wds.TarWriter(str(aside), mtime=0)
-            writer.write(sample)
-            lengths[-1] += 1
-            if lengths[-1] == samples_per_shard:
-                finish()
-        finish()
-    finally:
-        if writer is not None:  # something went wrong inside a shard: nothing half-written stays
-            writer.close()
-            aside.unlink(missing_ok=True)
-    if not paths:
-        raise ShardError(f"the split {split!r} has no samples")
-    for stale in sorted(out.glob(f"{split}-[0-9][0-9][0-9][0-9][0-9][0-9].tar")):
-        if stale not in paths:
-            stale.unlink()  # left by a longer version of this split
-    _enter(out, info, split, paths, lengths)
-    return paths
-
-
-def _read_info(out: Path, split: str, overwrite: bool) -> dict[str, Any]:
-    """The folder's ``_info.json``. ShardError where it names the split already."""
-    path = out / INFO_FILES[0]
-    info = json.loads(path.read_text()) if path.is_file() else {"splits": {}}
-    if split in info["splits"] and not overwrite:
-        raise ShardError(f"{out} already holds the split {split!r}; pass --overwrite true to write it again")
-    return info
-
-
-def _enter(out: Path, info: dict[str, Any], split: str, paths: list[Path], lengths: list[int]) -> None:
-    """Writes the folder's ``_info.json`` with a split's shards."""
-    info["splits"][split] = {
-        "name": split,
-        "num_samples": sum(lengths),
-        "filenames": [p.name for p in paths],
-        "shard_lengths": lengths,
-    }
-    write_json(out / INFO_FILES[0], info)
-    logger.info("%s: %d samples in %d shards under %s", split, sum(lengths), len(paths), out)
-
-
-def _images_by_class(root: Path, numbering: str = "sorted") -> list[tuple[Path, int]]:
-    """Every image of a tree with its class number; see :func:`imagefolder` for ``numbering``."""
-    folders = class_folders(root)
-    names = [folder.name for folder in folders]
-    if numbering == "sorted":
-        if all(name.isdecimal() for name in names) and [int(name) for name in names] != list(range(len(names))):
-            raise ShardError(
-                f"the class folders of {root} are numbers, but sorted as text (as ImageFolder does) {names[2]!r} would "
-                "be class 2; pass --numbering folder to take the numbers themselves"
-                if len(names) > 2
-                else f"the class folders of {root} are the numbers {', '.join(names)}; pass --numbering folder"
-            )
-        labels = {name: number for number, name in enumerate(names)}
-    else:
-        labels = folder_labels(names)
-    return [(path, labels[folder.name]) for folder in folders for path in class_images(folder)]
-
-
-def _sample(index: int, path: Path, label: int, root: Path) -> dict[str, Any]:
-    return {
-        "__key__": f"{index:08d}_{path.stem.replace('.', '_')}",
-        SUFFIXES[path.suffix.lower()]: path.read_bytes(),
-        "cls": str(label).encode(),
-        "json": json.dumps({"filename": str(path.relative_to(root)), "label": label}).encode(),
-    }
+__all__ = ["demo", "demo_robustness", "imagefolder", "imagenet_s", "index", "write_split"]
 
 
 def imagefolder(
     src: str, out: str, split: str, samples_per_shard: int = 1251, shuffle: bool = True, seed: int = 0,
-    numbering: Literal["sorted", "folder"] = "sorted", overwrite: bool = False,
+    numbering: Literal["sorted", "folder"] = "sorted", overwrite: bool = False, classes: str | None = None,
+    unlabelled: bool = False, policy: Policy = "strict", pixels: PixelRules = PixelRules(),  # noqa: B008
 ) -> None:  # fmt: skip
-    """Shards from a tree SRC/CLASS/IMAGE.
+    """Shards from a tree SRC/CLASS/IMAGE, or from any folder of images without classes.
 
     Args:
         src: the tree.
@@ -145,23 +46,42 @@ def imagefolder(
         samples_per_shard: samples in a shard.
         shuffle: mix the classes over the shards.
         seed: of the mixing.
-        numbering: ``sorted`` numbers the class folders in sorted order, as ImageFolder does; ``folder`` takes their
-            names as ImageNet's classes, numbers (ImageNet-V2) or WordNet ids (Sketch, A, R).
+        numbering: ``sorted`` numbers the class folders by the list of classes, and where there is none yet in sorted
+            order, as ImageFolder does; ``folder`` takes their names as ImageNet's classes, numbers (ImageNet-V2) or
+            WordNet ids (Sketch, A, R).
         overwrite: replace a split of that name.
+        classes: list of classes: a JSON list, a text with one name a line, or imagenet; default is the classes.json of
+            OUT, which the first split writes.
+        unlabelled: the images have no classes, in whatever folders they are.
+        policy: what to do with files that are no images or cannot be read: ``strict`` stops and names them, ``skip``
+            leaves them out and counts.
+        pixels: what of an image counts beside its pixels as they are stored.
     """
-    root = Path(src)
-    images = _images_by_class(root, numbering)
+    root, folder = Path(src).expanduser(), Path(out)
+    names = None
+    samples = TreeSamples(root, pixels, policy)
+    if unlabelled:
+        if classes is not None or numbering != "sorted":
+            raise ShardError("--unlabelled true goes with neither --classes nor --numbering: there are no classes")
+        images = unlabelled_images(root, samples)
+    else:
+        names = class_list(folder, split, classes, overwrite, numbering == "folder")
+        images, names = labelled_images(root, samples, numbering, names, classes or str(folder / CLASSES_FILE))
     order = np.random.default_rng(seed).permutation(len(images)) if shuffle else np.arange(len(images))
-    samples = (_sample(i, images[at][0], images[at][1], root) for i, at in enumerate(order))
-    write_split(Path(out), split, samples, samples_per_shard, overwrite)
+    written = (sample for i, at in enumerate(order) if (sample := samples.sample(i, *images[at])) is not None)
+    write_split(folder, split, written, samples_per_shard, overwrite, names)
+    samples.report(len(images), names)
 
 
 def imagenet_s(
-    src: str, out: str, split: str = "validation", samples_per_shard: int = 512, overwrite: bool = False
-) -> None:
+    src: str, out: str, split: str = "validation", samples_per_shard: int = 512, overwrite: bool = False,
+    classes: str | None = None, policy: Policy = "strict", pixels: PixelRules = PixelRules(),  # noqa: B008
+    mask_encoding: MaskEncoding = "auto", largest_id: int = MOST_CLASSES,
+) -> None:  # fmt: skip
     """Shards with masks from an ImageNet-S tree: SRC/SPLIT/WNID/NAME.JPEG and SRC/SPLIT-segmentation/WNID/NAME.png.
 
-    Image and mask are paired by basename, which is unique; their folders may differ.
+    Image and mask are paired by basename, which is unique; their folders may differ. Masks keep their bytes where
+    readers see the ids in them by themselves; others, by another ``mask_encoding``, are written as one channel of ids.
 
     Args:
         src: the tree, such as ImageNetS919.
@@ -169,27 +89,29 @@ def imagenet_s(
         split: a split whose masks are public: validation, train-semi.
         samples_per_shard: samples in a shard.
         overwrite: replace a split of that name.
+        classes: see imagefolder.
+        policy: see imagefolder.
+        pixels: see imagefolder; a mask of the size that its image is stored in is turned with it.
+        mask_encoding: how masks tell ids: ``index`` by grey level, ``rgb`` as R + 256 G with B = 0 (ImageNet-S),
+            ``palette`` by a palette's numbers (Pascal VOC), ``alpha`` as what is opaque; ``auto`` takes index for one
+            channel and rgb for three. Pixels that tell none are an error.
+        largest_id: highest id beside 1000: 919, 300 or 50.
     """
-    root = Path(src) / split
-    images, masks_root = _images_by_class(root), Path(src) / f"{split}-segmentation"
-    masks: dict[str, Path] = {}
-    for folder in class_folders(masks_root):
-        for path in sorted(folder.glob("*.png")):
-            if path.stem in masks:
-                raise ShardError(f"two masks are called {path.name}: {masks[path.stem]} and {path}")
-            masks[path.stem] = path
+    root, folder = Path(src).expanduser() / split, Path(out)
+    samples = TreeSamples(root, pixels, policy)
+    images, names = labelled_images(
+        root, samples, "sorted", class_list(folder, split, classes, overwrite), classes or str(folder / CLASSES_FILE)
+    )
+    masks = MaskTree(Path(src).expanduser() / f"{split}-segmentation", mask_encoding, largest_id)
 
-    def samples() -> Iterator[dict[str, Any]]:
+    def written() -> Iterator[dict[str, Any]]:
         for i, (path, label) in enumerate(images):
-            if path.stem not in masks:
-                raise ShardError(f"{path} has no mask {path.stem}.png under {masks_root}")
-            mask = masks[path.stem]
-            with Image.open(path) as image, Image.open(mask) as segmentation:
-                if image.size != segmentation.size:
-                    raise ShardError(f"mask {mask} is {segmentation.size}, its image {path} is {image.size}")
-            yield _sample(i, path, label, root) | {"mask.png": mask.read_bytes()}
+            if (sample := samples.sample(i, path, label, masks)) is not None:
+                yield sample
 
-    write_split(Path(out), split, samples(), samples_per_shard, overwrite)
+    write_split(folder, split, written(), samples_per_shard, overwrite, names)
+    masks.report(samples.tally)
+    samples.report(len(images), names)
 
 
 def _png(array: np.ndarray) -> bytes:
@@ -221,24 +143,27 @@ def demo(
             }
             for i, scene in enumerate(scenes(count, seed))
         )
-        write_split(Path(out), split, samples, samples_per_shard, overwrite)
+        write_split(Path(out), split, samples, samples_per_shard, overwrite, list(CLASSES))
 
 
-def index(root: str, split: str, pattern: str, overwrite: bool = False) -> None:
+def index(root: str, split: str, pattern: str, overwrite: bool = False, classes: str | None = None) -> None:
     """Enters shards that are already there into ``_info.json``, which remote shards need beside them.
 
     Args:
         root: folder with the shards.
         split: name of the split, such as train.
-        pattern: glob of its shards' names.
+        pattern: glob of its shards' names; **/ goes into folders.
         overwrite: replace a split of that name.
+        classes: list of classes, to be kept beside the shards; see imagefolder.
     """
-    folder = Path(root)
-    paths = sorted(folder.glob(pattern))
-    if not paths:
-        raise ShardError(f"no shard in {folder} matches --pattern {pattern!r}")
-    info = _read_info(folder, split, overwrite)
-    _enter(folder, info, split, paths, [len(index_shard(path)) for path in paths])
+    folder = Path(root).expanduser()
+    paths = shard_paths(folder, pattern, "--pattern")
+    info = read_info(folder, split, overwrite)
+    names = None if classes is None else read_classes(classes)
+    scanned = Scan()
+    labels = [scanned.add(path, relative_name(path, folder)) for path in paths]
+    scanned.report(folder)
+    enter_split(folder, info, split, paths, [one.samples for one in labels], sum(labels[1:], labels[0]), names)
 
 
 def demo_robustness(out: str, per_class: int = 20) -> None:
@@ -283,5 +208,5 @@ if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     try:
         auto_cli([imagefolder, imagenet_s, index, demo, demo_robustness], as_positional=False)
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         sys.exit(f"error: {error}")

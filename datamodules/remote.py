@@ -22,7 +22,7 @@ from webdataset.gopen import Pipe, gopen
 
 from common.files import written_aside
 from datamodules.samples import ShardError
-from datamodules.shard_index import user_cache
+from datamodules.shard_info import user_cache
 
 try:
     import fcntl

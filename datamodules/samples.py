@@ -66,6 +66,37 @@ def split_member(name: str) -> tuple[str, str] | None:
     return None
 
 
+class Labels(NamedTuple):
+    """What is known of some samples' classes."""
+
+    samples: int
+    labelled: int
+    """How many of them have a class."""
+    lowest: int | None
+    highest: int | None
+
+    def __add__(self, other: "Labels") -> "Labels":  # type: ignore[override]
+        lows = [v for v in (self.lowest, other.lowest) if v is not None]
+        highs = [v for v in (self.highest, other.highest) if v is not None]
+        samples, labelled = self.samples + other.samples, self.labelled + other.labelled
+        return Labels(samples, labelled, min(lows, default=None), max(highs, default=None))
+
+
+NO_SAMPLES = Labels(0, 0, None, None)
+
+
+def labels_of(values: list[bytes | None]) -> Labels:
+    """Of each sample's ``.cls``; what is no integer counts as a class, and is reported where it is read."""
+    numbers = []
+    for value in values:
+        try:
+            numbers.append(int(value or b""))
+        except ValueError:
+            continue
+    labelled = sum(value is not None for value in values)
+    return Labels(len(values), labelled, min(numbers, default=None), max(numbers, default=None))
+
+
 class SampleReader(Protocol):
     """Reads samples by number."""
 
@@ -90,6 +121,16 @@ class Source(ABC):
     paths: Sequence[Path | str]
     lengths: np.ndarray
     starts: np.ndarray
+
+    @property
+    def labels(self) -> Labels | None:
+        """What is known of the samples' classes, of all samples or of some; None for nothing."""
+        return None
+
+    @property
+    def classes(self) -> Sequence[str] | None:
+        """Names of the classes in the order of their numbers; None where they are not known."""
+        return None
 
     def __len__(self) -> int:
         """Samples in all pieces."""

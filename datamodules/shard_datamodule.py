@@ -1,5 +1,6 @@
 """A DataModule made of splits: where samples are, and what batches show of them."""
 
+import copy
 import logging
 import os
 from collections.abc import Iterable
@@ -9,15 +10,18 @@ from typing import Any, Literal, Protocol
 
 import torch
 from lightning.pytorch import LightningDataModule
+from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from datamodules.dataset import Policy, ShardDataset
+from datamodules.image_tree import ImageFolder
 from datamodules.loaders import ResumableLoader, ShardLoader
 from datamodules.position import Position, TrainerPosition
 from datamodules.remote import ShardCache, is_remote
 from datamodules.samples import Source
 from datamodules.shards import ShardSet
 from datamodules.span_plan import EvaluationPlan, TrainPlan
+from datamodules.split_checks import check_classes, check_labels, refuse_labels
 from datamodules.transforms import Transform, finish_images, normalize
 
 logger = logging.getLogger(__name__)
@@ -31,8 +35,9 @@ class Split:
     """Samples, and what batches show of them.
 
     Args:
-        shards: a glob (or {0000..1023} ranges) of shard names in the data module's root; or where the samples are, such
-            as a ShardSet or an ImageTree.
+        shards: a glob (or {0000..1023} ranges) of shard names in the data module's root, where ``*`` stops at a folder
+            and ``**/`` goes into all; or a folder there, such as ``.``, whose images are read as they are, without
+            classes; or where the samples are, such as a ShardSet or an ImageTree.
         transform: what batches show.
     """
 
@@ -117,7 +122,7 @@ class ShardDataModule(LightningDataModule):
         }
         self._position: Position | None = None
         self._sources: dict[str, Source] = {}
-        self._found: dict[str, ShardSet] = {}
+        self._found: dict[str, Source] = {}
 
     def _add(self, stage: str, of: Split | dict[str, Split] | None) -> list[str]:
         """Names of a stage's splits: where each stands in the configuration."""
@@ -160,6 +165,8 @@ class ShardDataModule(LightningDataModule):
                 folder = Path(self.cache_dir).expanduser() if self.cache_dir else None
                 cache = ShardCache(self.root, folder, int(self.cache_gib * 2**30))
                 self._found[shards] = ShardSet.find_remote(cache, shards, self._option(split))
+            elif shards and (Path(self.root).expanduser() / shards).is_dir():
+                self._found[shards] = ImageFolder(Path(self.root).expanduser() / shards, self._option(split))
             else:
                 self._found[shards] = ShardSet.find(Path(self.root), shards, self._option(split))
         return self._found[shards]
@@ -170,8 +177,55 @@ class ShardDataModule(LightningDataModule):
 
     def prepare_data(self) -> None:
         """Counts the samples once per node, before the other processes ask."""
-        for split in self.splits:
+        for split in self._in_use():
             self.source(split)
+
+    def _in_use(self) -> list[str]:
+        """Splits that the Trainer's command reads; all without one."""
+        command = getattr(getattr(self.trainer, "state", None), "fn", None)
+        if command is None:
+            return list(self.splits)
+        stages: dict[str, list[Stage]] = {"fit": ["train", "val"], "validate": ["val"]}
+        named = stages.get(str(command.value), [command.value] if self._stages.get(command.value) else ["val"])
+        return [split for stage in named for split in self._stages[stage]]
+
+    def setup(self, stage: str) -> None:
+        """Holds what is known of the splits' classes against each other and the model, before the first step.
+
+        ValueError where lists of classes differ, or the model needs classes that there are not or has fewer.
+        """
+        module = None if self.trainer is None else self.trainer.lightning_module
+        if module is None:
+            return
+        splits = self._in_use()
+        check_classes({self._option(split): self.source(split) for split in splits})
+        for split in splits:
+            if stage == "predict" or not self.splits[split].transform.labels_required:
+                continue
+            if getattr(module, "needs_labels", True):
+                count = getattr(module, "label_count", None)
+                check_labels(self.source(split), self._option(split), count, self.policy == "strict")
+            elif self._unlabelled(split):
+                rank_zero_info(f"data.init_args.{self._option(split)}: no sample has a class, so none is scored")
+            else:
+                check_labels(self.source(split), self._option(split), None, self.policy == "strict")
+        if stage == "fit" and not self._stages["val"]:
+            rank_zero_info("no validation split: no score, no best.ckpt, no pictures of maps")
+
+    @property
+    def _predicting(self) -> bool:
+        return bool(getattr(self.trainer, "predicting", False))
+
+    def _unlabelled(self, split: str) -> bool:
+        """Whether, as far as is known, no sample of a split has a class."""
+        labels = self.source(split).labels
+        return labels is not None and labels.samples > 0 and not labels.labelled
+
+    @property
+    def class_names(self) -> list[str] | None:
+        """Names of the classes in the order of their numbers, from the first source in use that knows them."""
+        found = (source.classes for source in self._sources.values())
+        return next((list(names) for names in found if names is not None), None)
 
     @property
     def shard_files(self) -> list[str]:
@@ -211,18 +265,22 @@ class ShardDataModule(LightningDataModule):
 
     def predict_dataloader(self) -> Any:
         """Those of ``val`` where nothing else was given."""
-        return self._evaluation("predict" if self._stages["predict"] else "val")
+        return self._evaluation("predict" if self._stages["predict"] else "val", labels_required=False)
 
-    def _evaluation(self, stage: Stage) -> ShardLoader | list[ShardLoader]:
-        loaders = [self._evaluation_loader(split) for split in self._stages[stage]]
+    def _evaluation(self, stage: Stage, labels_required: bool = True) -> ShardLoader | list[ShardLoader]:
+        loaders = [self._evaluation_loader(split, True, labels_required) for split in self._stages[stage]]
         return loaders[0] if self._stages[stage] == [stage] else loaders
 
-    def _evaluation_loader(self, split: str, persistent: bool = True) -> ShardLoader:
-        source, position = self.source(split), self.position
+    def _evaluation_loader(self, split: str, persistent: bool = True, labels_required: bool = True) -> ShardLoader:
+        source, position, transform = self.source(split), self.position, self.splits[split].transform
+        module = None if self.trainer is None else self.trainer.lightning_module
+        if transform.labels_required and (
+            not labels_required or (not getattr(module, "needs_labels", True) and self._unlabelled(split))
+        ):
+            transform = copy.copy(transform)
+            transform.labels_required = False
         plan = EvaluationPlan(source, self._evaluation_batch(position), position.rank, position.world_size)
-        dataset = ShardDataset(
-            source, self.splits[split].transform, plan, self.seed, self.policy, split, may_be_empty=True
-        )
+        dataset = ShardDataset(source, transform, plan, self.seed, self.policy, split, may_be_empty=True)
         return ShardLoader(dataset, self.num_workers, self.prefetch, position.pin_memory, persistent)
 
     def _evaluation_batch(self, position: Position) -> int:
@@ -230,6 +288,17 @@ class ShardDataModule(LightningDataModule):
         return max(1, self.batch_size // position.world_size)
 
     # ---- on the device ------------------------------------------------------------------------------------
+
+    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        """The batch. ValueError for a class that the model has not, while that costs no wait for a device."""
+        module = None if self.trainer is None else self.trainer.lightning_module
+        count, labels = getattr(module, "label_count", None), batch.get("label") if isinstance(batch, dict) else None
+        if count is not None and isinstance(labels, Tensor) and len(labels) and not self._predicting:
+            wrong = next((i for i, label in enumerate(labels.tolist()) if not 0 <= label < count), None)
+            if wrong is not None:
+                where = f"sample {batch.get('key', [''])[wrong]!r} in shard {batch.get('shard', [''])[wrong]}"
+                refuse_labels(int(labels.min()), int(labels.max()), count, where)
+        return batch
 
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
         """What the split's transform still does on the device: uint8 images to floats in the model's dtype.

@@ -1,96 +1,182 @@
-"""What shards hold, found out once: from a tar's headers, timm's ``_info.json``, or counts kept from before."""
+"""What a tar holds, by its headers: samples, and by name what is none.
 
-import json
+Tars that were joined (``cat a.tar b.tar``) are read one after the other, where other readers stop at the end of the
+first. A key that stands several times with the same members is several samples, as for webdataset.
+"""
+
+import io
 import os
 import tarfile
-from collections.abc import Sequence
+from collections import Counter
 from pathlib import Path
+from typing import IO
 
-from common.files import write_json
-from datamodules.samples import Sample, ShardError, split_member
+from datamodules.folders import is_litter
+from datamodules.samples import IMAGE_FIELDS, LARGEST, Labels, Sample, ShardError, labels_of, split_member
+from datamodules.tally import Tally, some
 
-INFO_FILES = ("_info.json", "info.json")
-COUNTS_FILE = ".shard_counts.json"
+CHUNK = 1 << 16
+OTHERS = {
+    b"\x1f\x8b": "is compressed by gzip, and samples are read at random: gunzip it first",
+    b"BZh": "is compressed by bzip2, and samples are read at random: bunzip2 it first",
+    b"\xfd7zXZ": "is compressed by xz, and samples are read at random: unxz it first",
+    b"\x28\xb5\x2f\xfd": "is compressed by zstd, and samples are read at random: unzstd it first",
+    b"PK\x03\x04": "is a zip file; unpack it and write shards with python -m datamodules.prepare",
+    b"version https://git-lfs": "is a pointer of Git LFS and not the file itself; fetch it with git lfs pull",
+    b"<": "is a web page, such as a server answers instead of a file; fetch the shard again",
+}
+"""First bytes of what is taken for a tar, and what to do about it."""
+COMPRESSED = (".gz", ".tgz", ".bz2", ".tbz2", ".xz", ".txz", ".zst", ".tzst")
+"""Endings of compressed tars."""
 
 
 def index_shard(path: Path) -> list[Sample]:
-    """Reads a tar's headers. ShardError where it is not a whole tar."""
-    samples: dict[str, dict[str, tuple[int, int]]] = {}
+    """The samples of a tar. ShardError where it is not a whole tar, or its samples cannot be told apart."""
+    return scan_shard(path)[0]
+
+
+def scan_shard(path: Path) -> tuple[list[Sample], Tally]:
+    """The samples of a tar, and what in it is no sample or not a whole one; see :func:`index_shard`."""
+    samples: list[Sample] = []
+    tally = Tally()
     try:
         # unbuffered: a header is 512 bytes, and what lies between two of them is not wanted
-        with path.open("rb", buffering=0) as file, tarfile.open(fileobj=file, mode="r:") as tar:
-            for member in tar:
-                # links and the like hold no bytes of their own
-                found = split_member(member.name) if member.isreg() and not member.issparse() else None
-                if found:
-                    samples.setdefault(found[0], {})[found[1]] = (member.offset_data, member.size)
-            end = tar.offset
-        last = max((o + s for m in samples.values() for o, s in m.values()), default=0)
-        if max(last, end) > path.stat().st_size:
-            raise tarfile.ReadError("unexpected end of data")
+        with path.open("rb", buffering=0) as file:
+            _refuse_other_kinds(file, path)
+            start: int | None = 0
+            while start is not None:
+                if start:
+                    tally.add("joined tars, of which other readers see the first alone", path.name)
+                found, end = _one_tar(file, start, tally)
+                samples += _samples(found, path, tally)
+                start = _goes_on(file, end)
     except FileNotFoundError:
         raise gone(path) from None
+    except IsADirectoryError:
+        raise ShardError(f"shard {path} is a folder; name the tars in it, or pack it again") from None
     except (tarfile.TarError, OSError) as error:
         raise ShardError(f"shard {path} is no whole tar ({error}); fetch or write it again") from None
-    return [Sample(key, members) for key, members in samples.items()]
+    return samples, tally
+
+
+def shard_labels(path: Path, samples: list[Sample]) -> Labels:
+    """Reads the classes of a tar's samples."""
+    values: list[bytes | None] = []
+    with path.open("rb", buffering=0) as file:
+        for sample in samples:
+            offset, size = sample.members.get("cls", (0, None))
+            values.append(None if size is None else os.pread(file.fileno(), min(size, LARGEST["cls"]), offset))
+    return labels_of(values)
 
 
 def gone(path: Path) -> ShardError:
-    return ShardError(f"shard {path} is gone; restore it or take it out of _info.json")
+    """The error for a shard that is not there any more."""
+    found = "is a link to nowhere" if path.is_symlink() else "is gone"
+    return ShardError(f"shard {path} {found}; restore it or take it out of _info.json")
 
 
-def shard_lengths(folder: Path, paths: Sequence[Path]) -> list[int]:
-    """Samples in each shard: from timm's ``_info.json``, the kept counts, or a scan of the headers."""
-    known = info_lengths(folder)
-    if all(p.name in known for p in paths):
-        return [known[p.name] for p in paths]
-    kept_in = [
-        folder / COUNTS_FILE,
-        user_cache() / (str(folder.resolve()).strip("/").replace("/", "_") + ".json"),
-    ]
-    kept: dict[str, list[int]] = {}
-    for file in kept_in:
-        if file.is_file():
-            kept |= json.loads(file.read_text())
-    lengths, fresh = [], False
-    for path in paths:
-        stat = path.stat()
-        entry = kept.get(path.name)
-        if entry is None or entry[:2] != [stat.st_size, stat.st_mtime_ns]:
-            entry = kept[path.name] = [stat.st_size, stat.st_mtime_ns, len(index_shard(path))]
-            fresh = True
-        lengths.append(entry[2])
-    if fresh:
-        for file in kept_in:
-            try:
-                file.parent.mkdir(parents=True, exist_ok=True)
-                write_json(file, kept)
-                break
-            except OSError:  # a read-only folder: keep the counts in the user's cache instead
+def _refuse_other_kinds(file: io.FileIO, path: Path) -> None:
+    start = file.read(64)
+    for magic, what in OTHERS.items():
+        if start.lstrip().startswith(magic) if magic == b"<" else start.startswith(magic):
+            raise ShardError(f"shard {path} {what}")
+
+
+def _one_tar(file: IO[bytes], start: int, tally: Tally) -> tuple[list[Sample], int]:
+    """Keys and members of the tar that begins at ``start``, as they follow each other, and where its headers end."""
+    groups: list[Sample] = []
+    current: dict[str, Sample] = {}
+    size = os.fstat(file.fileno()).st_size
+    file.seek(start)
+    if start:  # tarfile would take what is no header for the end
+        try:
+            tarfile.TarInfo.frombuf(file.read(tarfile.BLOCKSIZE), "utf-8", "surrogateescape")
+        except tarfile.HeaderError:
+            raise tarfile.ReadError(f"from byte {start} of {size} on it is damaged, or no tar any more") from None
+        file.seek(start)
+    with tarfile.open(fileobj=file, mode="r:") as tar:
+        for member in tar:
+            found = _key_and_field(member, tally)
+            if member.offset_data + member.size > size and member.isreg():
+                raise tarfile.ReadError("unexpected end of data")
+            if found is None:
                 continue
-    return lengths
+            key, field = found
+            if key not in current or field in current[key].members:
+                current[key] = Sample(key, {})
+                groups.append(current[key])
+            current[key].members[field] = (member.offset_data, member.size)
+        end = tar.offset
+    if end > size:
+        raise tarfile.ReadError("unexpected end of data")
+    if end == size and size:
+        tally.add("tars without an end mark, maybe cut off; compare counts with the source's", Path(file.name).name)
+    return groups, end
 
 
-def info_lengths(folder: Path) -> dict[str, int]:
-    for name in INFO_FILES:
-        path = folder / name
-        if path.is_file():
-            return parse_info(path.read_text(), str(path))
-    return {}
+def _key_and_field(member: tarfile.TarInfo, tally: Tally) -> tuple[str, str] | None:
+    """None, counted, for members that are read as nothing."""
+    if member.isdir():
+        return None
+    if any(is_litter(part) for part in member.name.split("/") if part not in (".", "..")):
+        tally.add("hidden or system files, left out", member.name)
+    elif not member.isreg() or member.issparse():
+        tally.add("links and the like, which hold no bytes of their own, left out", member.name)
+    elif (found := split_member(member.name)) is None:
+        tally.add("members whose endings say nothing here, left out", member.name)
+    else:
+        return found
+    return None
 
 
-def parse_info(text: str, source: str) -> dict[str, int]:
-    """Shard names and lengths out of an ``_info.json``. ShardError, naming ``source``, where it is no such file."""
-    try:
-        splits = json.loads(text)["splits"].values()
-        return {f: int(n) for s in splits for f, n in zip(s["filenames"], s["shard_lengths"], strict=True)}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+def _goes_on(file: IO[bytes], end: int) -> int | None:
+    """Where after its end a tar's file holds something other than zeros, in whole blocks; None for nowhere."""
+    file.seek(end)
+    at = end
+    while data := file.read(CHUNK):
+        zeros = len(data) - len(data.lstrip(b"\0"))
+        if zeros < len(data):
+            return (at + zeros) // tarfile.BLOCKSIZE * tarfile.BLOCKSIZE
+        at += len(data)
+    return None
+
+
+def _samples(groups: list[Sample], path: Path, tally: Tally) -> list[Sample]:
+    """The samples among keys and their members, with a look at what is strange about them."""
+    times = Counter(group.key for group in groups)
+    _refuse_mixed_up({key for key, count in times.items() if count > 1}, groups, path)
+    labelled = {group.key for group in groups if "cls" in group.members}
+    samples = []
+    for key, members in groups:
+        parent, dot, _ = key.rpartition(".")
+        extends = dot and parent in times and "cls" not in members
+        if extends and parent in labelled:
+            tally.add("members that are neither image nor mask of their sample, left out", key)
+            continue
+        if extends:
+            tally.add("keys that are another's and an ending, read as samples of their own", key)
+        if times[key] > 1:
+            tally.add("samples that share their key with another in the shard", key)
+        images = [field for field in IMAGE_FIELDS if field in members]
+        if not images:
+            tally.add("samples without an image", key)
+        elif len(images) > 1:
+            tally.add(f"samples with several images, of which the first of {', '.join(IMAGE_FIELDS)} is read", key)
+        if labelled and "cls" not in members:
+            tally.add("samples without a class, where others of the shard have one", key)
+        samples.append(Sample(key, members))
+    return samples
+
+
+def _refuse_mixed_up(repeated: set[str], groups: list[Sample], path: Path) -> None:
+    """ShardError for keys that stand several times, where one cannot tell which members belong together."""
+    kinds: dict[str, set[str]] = {}
+    for key, members in groups:
+        if key in repeated:
+            kinds.setdefault(key, set()).add("+".join(sorted(members)))
+    if mixed := sorted(key for key, found in kinds.items() if len(found) > 1):
         raise ShardError(
-            f"{source} is not in timm's schema, splits → name → filenames, shard_lengths ({error!r}); "
-            "correct it, or delete it to have the tars counted"
-        ) from None
-
-
-def user_cache() -> Path:
-    """Where this project keeps files of its own between runs."""
-    return Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "dinomamba"
+            f"shard {path}: {len(mixed)} keys stand several times with unlike members ({some([*map(repr, mixed)])}: "
+            f"{', '.join(sorted(kinds[mixed[0]]))}), so which belong together cannot be told; give each sample a key "
+            "of its own"
+        )

@@ -2,17 +2,30 @@
 
 import os
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from fnmatch import fnmatch
+from contextlib import suppress
+from fnmatch import fnmatchcase
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 from braceexpand import braceexpand
 
+from datamodules.classes import folder_classes
 from datamodules.remote import ShardCache
-from datamodules.samples import LARGEST, LARGEST_IMAGE, RawSample, Sample, ShardError, Source
-from datamodules.shard_index import INFO_FILES, gone, index_shard, info_lengths, parse_info, shard_lengths
+from datamodules.samples import LARGEST, LARGEST_IMAGE, Labels, RawSample, Sample, ShardError, Source
+from datamodules.shard_index import gone, index_shard, shard_labels
+from datamodules.shard_info import (
+    INFO_FILES,
+    ShardInfo,
+    folder_info,
+    joined_labels,
+    parse_info,
+    relative_name,
+    shard_infos,
+)
+from datamodules.shard_names import found_below, matching, named, shard_paths
 
 
 class ShardSet(Source):
@@ -22,6 +35,7 @@ class ShardSet(Source):
         paths: the tars: paths, or URLs of remote ones.
         lengths: samples in each.
         names, cache: of remote ones, their names and what fetches them.
+        labels: what is known of all their classes.
     """
 
     def __init__(
@@ -30,14 +44,15 @@ class ShardSet(Source):
         lengths: Sequence[int],
         names: Sequence[str] = (),
         cache: ShardCache | None = None,
+        labels: Labels | None = None,
     ) -> None:
         self.paths, self.lengths = list(paths), np.asarray(lengths, dtype=np.int64)
         self.starts = np.concatenate([[0], np.cumsum(self.lengths)])
-        self._names, self._cache = names, cache
+        self._names, self._cache, self._labels = names, cache, labels
 
     @classmethod
     def find(cls, root: str | Path, pattern: str, option: str) -> "ShardSet":
-        """Shards in ``root`` whose names match ``pattern`` (a glob, with {0000..1023} ranges if wanted).
+        """Shards in ``root`` whose names match ``pattern``; see :mod:`datamodules.shard_names`.
 
         Lengths come from ``_info.json`` beside them; without it from the tars' headers, scanned once and kept.
 
@@ -47,32 +62,28 @@ class ShardSet(Source):
             option: the configuration key that holds the pattern, for messages.
         """
         folder = Path(root).expanduser()
-        if not folder.is_dir():
-            raise ShardError(f"no folder {folder}: set data.init_args.root to the folder that holds the shards")
-        announced = info_lengths(folder)
-        paths = sorted({path for part in braceexpand(pattern) for path in folder.glob(part)})
-        if not paths:
-            there = sorted(p.name for p in folder.glob("*.tar"))
-            seen = f"its tars: {', '.join(there[:3])}{', …' if len(there) > 3 else ''}" if there else "it holds no tar"
-            raise ShardError(
-                f"no shard in {folder} matches data.init_args.{option}={pattern!r} ({seen}); correct the pattern, or "
-                "write shards with python -m datamodules.prepare"
-            )
-        _refuse_missing(_matching(announced, pattern) | _named(pattern), {p.name for p in paths}, root, option)
-        return cls(paths, shard_lengths(folder, paths))
+        paths = shard_paths(folder, pattern, f"data.init_args.{option}")
+        announced = folder_info(folder, paths)
+        there = {relative_name(path, folder) for path in paths}
+        spelt_out = {relative_name(folder / name, folder) for name in named(pattern)}
+        _refuse_missing(matching(announced, pattern) | spelt_out, there, folder, option)
+        infos = shard_infos(folder, paths)
+        return cls(paths, [info.length for info in infos], labels=joined_labels(infos))
 
     @classmethod
     def find_remote(cls, cache: ShardCache, pattern: str, option: str) -> "ShardSet":
         """Shards of a remote root whose names match ``pattern``, out of the ``_info.json`` beside them."""
         announced = parse_info(cache.index(INFO_FILES), f"the index of {cache.root}")
-        names = sorted(_matching(announced, pattern))
-        _refuse_missing(_named(pattern), set(names), cache.root, option)
+        names = sorted(name for name in announced for part in braceexpand(pattern) if fnmatchcase(name, part))
+        _refuse_missing(named(pattern), set(names), cache.root, option)
         if not names:
             raise ShardError(
                 f"no shard in the index of {cache.root} matches data.init_args.{option}={pattern!r} (it names "
                 f"{', '.join(sorted(announced)[:3])}, …); correct the pattern"
             )
-        return cls([cache.url(name) for name in names], [announced[n] for n in names], names, cache)
+        infos: list[ShardInfo] = [announced[name] for name in names]
+        urls = [cache.url(name) for name in names]
+        return cls(urls, [info.length for info in infos], names, cache, joined_labels(infos))
 
     def reader(self) -> "ShardReader":
         return ShardReader(self)
@@ -80,6 +91,20 @@ class ShardSet(Source):
     @property
     def remote(self) -> bool:
         return self._cache is not None
+
+    @cached_property
+    def labels(self) -> Labels | None:
+        """Of all samples, or where nothing is known of them, of the first shard; None where that had to be fetched."""
+        if self._labels is None and not self.remote and self.paths:
+            path = Path(self.paths[0])
+            with suppress(ShardError, OSError):  # reading it will meet the same error, and the policy says what follows
+                return shard_labels(path, index_shard(path))
+        return self._labels
+
+    @cached_property
+    def classes(self) -> list[str] | None:
+        """Names of the classes, from the ``classes.json`` beside the shards; None where there is none."""
+        return None if self.remote else folder_classes([Path(path).parent for path in self.paths])
 
     def fetch(self, number: int) -> Path:
         """A shard's file; fetched first where it is remote and not there."""
@@ -122,21 +147,14 @@ class ShardSet(Source):
         return shard, index - int(self.starts[shard])
 
 
-def _matching(names: Iterable[str], pattern: str) -> set[str]:
-    return {name for name in names for part in braceexpand(pattern) if fnmatch(name, part)}
-
-
-def _named(pattern: str) -> set[str]:
-    """The names a pattern spells out, which must all be there."""
-    return {part for part in braceexpand(pattern) if not set(part) & set("*?[")}
-
-
 def _refuse_missing(wanted: set[str], present: set[str], root: object, option: str) -> None:
     if missing := sorted(wanted - present):
+        elsewhere = found_below(root, missing[0]) if isinstance(root, Path) else None
         raise ShardError(
-            f"{len(missing)} shard(s) are missing from {root}, the first: {missing[0]}; restore it, or take it "
-            f"out of _info.json and data.init_args.{option}"
-        )
+            f"{len(missing)} shard(s) are missing from {root}, the first: {missing[0]}; "
+            + (f"{elsewhere} has its name: correct _info.json and data.init_args.{option}, or move it" if elsewhere
+               else f"restore it, or take it out of _info.json and data.init_args.{option}")
+        )  # fmt: skip
 
 
 class ShardReader:

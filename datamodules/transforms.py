@@ -17,6 +17,7 @@ from datamodules.collation import collate
 from datamodules.decoding import decode_image, decode_mask, open_image
 from datamodules.eval_transforms import ResizeCenterCrop
 from datamodules.labels import validation_labels, validation_number
+from datamodules.masks import ENCODINGS, MaskEncoding
 from datamodules.multicrop import RATIO, MultiCrop, MultiCropConfig
 from datamodules.pipelines import SeededPipeline, probe_steps
 from datamodules.sample_seed import SampleKey
@@ -36,10 +37,13 @@ class Transform(ABC):
     Attributes:
         fields: members of a sample that are read.
         images: entries that hold uint8 images, normalised to floats on the device.
+        labels_required: whether every sample must have a class; what is known of a split's classes is then checked
+            before the first step.
     """
 
     fields: Sequence[str] = (*IMAGE_FIELDS, "cls")
     images: Sequence[str] = IMAGES
+    labels_required: bool = False
 
     def prepare(self) -> None:  # noqa: B027  # most need nothing
         """What all loading processes need done once, such as compiling or importing; called before they start."""
@@ -201,21 +205,33 @@ class EvaluationTransform(ImageTransform):
         crop: side of the centre crop.
         masks_required: a sample without mask is an error.
         labels_required: a sample without class is an error; otherwise its label is -1.
+        mask_encoding: how masks tell ids; see :data:`datamodules.masks.MaskEncoding`.
+        largest_id: highest id in masks beside 1000; None for any.
     """
 
     fields: Sequence[str] = (*IMAGE_FIELDS, "cls", "mask.png")
 
     def __init__(
-        self, resize: int = 256, crop: int = 224, masks_required: bool = False, labels_required: bool = True
+        self,
+        resize: int = 256,
+        crop: int = 224,
+        masks_required: bool = False,
+        labels_required: bool = True,
+        mask_encoding: MaskEncoding = "auto",
+        largest_id: int | None = None,
     ) -> None:
         super().__init__(crop, labels_required)
+        if mask_encoding not in ENCODINGS:
+            raise ValueError(f"mask_encoding={mask_encoding!r}; allowed: {', '.join(ENCODINGS)}")
         self.geometry, self.masks_required = ResizeCenterCrop(resize, crop), masks_required
+        self.mask_encoding: MaskEncoding = mask_encoding
+        self.largest_id = largest_id
 
     def __call__(self, raw: RawSample, key: SampleKey, rows: Rows) -> dict[str, Any]:
         image = decode_image(raw)
         sample: dict[str, Any] = {"label": label_of(raw, self.labels_required)}
         if self.masks_required or "mask.png" in raw.fields:
-            sample["mask"] = self.geometry.mask(decode_mask(raw, image.size))
+            sample["mask"] = self.geometry.mask(decode_mask(raw, image.size, self.mask_encoding, self.largest_id))
         rows["image"][:] = self.geometry.image(image)
         return sample
 

@@ -29,6 +29,7 @@ class KNN(FrozenBackboneModule):
     """
 
     headline = "val/knn_top1"
+    needs_labels = True
 
     def __init__(
         self,
@@ -47,6 +48,10 @@ class KNN(FrozenBackboneModule):
         self.num_classes, self.k, self.temperature = num_classes, list(k), temperature
         self._rows: list[dict[str, Any]] = []
         self._reset()
+
+    @property
+    def label_count(self) -> int:
+        return self.num_classes
 
     def _reset(self) -> None:
         self._found: list[list[tuple[Tensor, Tensor]]] = [[], []]

@@ -43,6 +43,7 @@ class LinearProbe(FrozenBackboneModule):
         "heads.*.pooling",
         "heads.*.batch_norm",
     )
+    needs_labels = True
 
     def __init__(
         self,
@@ -77,6 +78,10 @@ class LinearProbe(FrozenBackboneModule):
         self.images_trained = self.images_encoded = 0  # on this device, over all epochs of this run
         self.val_images = SumMetric()
         self._images = 0
+
+    @property
+    def label_count(self) -> int:
+        return self.num_classes
 
     def setup(self, stage: str) -> None:
         super().setup(stage)

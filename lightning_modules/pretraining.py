@@ -250,11 +250,14 @@ class Pretraining(Evaluation, LightningModule, ABC):
         images = batch["image"]
         # an empty batch is recorded too: a rank whose state stays empty would miss the gathering
         embeddings = self(images) if len(images) else images.new_empty(0, self.backbone.num_features)
-        self.knn.update(embeddings, batch["label"])
+        labelled = batch["label"] >= 0
+        self.knn.update(embeddings[labelled], batch["label"][labelled])
 
     def on_validation_epoch_end(self) -> None:
         if self.knn is not None:
-            self.log_dict({f"val/knn_{k}": v for k, v in self.knn.compute().items()}, prog_bar=True)
+            scores = self.knn.compute()
+            if not scores["top1"].isnan():  # images without classes are no better or worse
+                self.log_dict({f"val/knn_{k}": v for k, v in scores.items()}, prog_bar=True)
             self.knn.reset()
 
     def predict_step(self, batch: dict[str, Any], batch_idx: int) -> dict[str, Any]:

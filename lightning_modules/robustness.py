@@ -51,6 +51,7 @@ class RobustnessEvaluation(FrozenBackboneModule):
     """
 
     headline = "val/mean_top1"
+    needs_labels = True
 
     def __init__(
         self,

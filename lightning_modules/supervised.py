@@ -32,6 +32,7 @@ class Supervised(Pretraining):
     """
 
     headline = "val/top1"
+    needs_labels = True
 
     def __init__(
         self,
@@ -56,6 +57,10 @@ class Supervised(Pretraining):
         self.classifier = nn.Linear(backbone.num_features, num_classes)
         self.top1 = MulticlassAccuracy(num_classes, average="micro")
         self._rows: list[dict[str, Any]] = []
+
+    @property
+    def label_count(self) -> int:
+        return self.num_classes
 
     @property
     def uniform_loss(self) -> float:

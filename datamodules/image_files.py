@@ -1,0 +1,214 @@
+"""Image files on their way into shards: their bytes as they are, unless one asks for something else.
+
+Kept as they are: JPEG, PNG and WebP, whatever their names say. BMP, GIF and TIFF, which shards do not hold, become PNG
+without loss. What readers of the shards will not see is counted by name: EXIF orientation, colour profiles, what is
+transparent, further frames. Three rules say that it be seen: an image that they concern is then written anew, JPEGs at
+quality 95 without chroma subsampling, others as PNG.
+"""
+
+import io
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from PIL import Image, ImageCms, ImageColor, ImageOps
+
+from datamodules.decoding import to_rgb
+from datamodules.samples import ShardError
+from datamodules.tally import Tally
+
+KEPT = {"JPEG": "jpg", "MPO": "jpg", "PNG": "png", "WEBP": "webp"}
+"""Formats, as PIL calls them, whose bytes go into shards, and the members they become; MPO is a phone's JPEG."""
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
+IMAGE_SUFFIXES = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
+"""Endings of files, in lower case, that are taken for images."""
+ORIENTATION = 0x0112
+IGNORED = "which readers ignore"
+
+
+@dataclass(frozen=True)
+class PixelRules:
+    """What of an image is more than its pixels as they are stored, and whether it counts.
+
+    Args:
+        orientation: of EXIF: ``ignore`` leaves the pixels as they are stored, as ImageNet's practice has it; ``apply``
+            turns them as viewers do, which a phone's photos need.
+        background: a colour, such as white or #808080, that shows through what is transparent; None drops transparency
+            as torchvision's ImageFolder does, so that whatever colours lie below it show.
+        profile: of colour: ``ignore`` takes the numbers as sRGB, ``srgb`` converts them.
+    """
+
+    orientation: Literal["ignore", "apply"] = "ignore"
+    background: str | None = None
+    profile: Literal["ignore", "srgb"] = "ignore"
+
+    def __post_init__(self) -> None:
+        if self.background is not None:
+            try:
+                ImageColor.getrgb(self.background)
+            except ValueError:
+                raise ValueError(f"background={self.background!r} is no colour, such as white or #808080") from None
+
+
+class ImageBytes(NamedTuple):
+    """An image as a shard's member."""
+
+    field: str
+    data: bytes
+    stored: tuple[int, int]
+    """(width, height) in the file."""
+    size: tuple[int, int]
+    """(width, height) of what ``data`` holds."""
+    orientation: int
+    """EXIF's, 1 to 8, whether it was applied or not; 1 for none."""
+    turned: bool = False
+    """Whether it was applied."""
+
+
+def read_image(path: Path, rules: PixelRules, tally: Tally) -> ImageBytes:
+    """An image file.
+
+    Args:
+        path: of the file.
+        rules: what counts beside stored pixels.
+        tally: counts what readers of the shards will not see.
+
+    Raises:
+        ShardError: for a file that is empty, cut off, or no image of these formats.
+    """
+    data = _bytes(path)
+    try:
+        image = Image.open(io.BytesIO(data), formats=FORMATS)
+        if not _whole(data, str(image.format)):
+            image.load()  # raises where something is really missing
+        orientation = _orientation(image, data)
+        image.seek(0)
+        changed = _changed(image, path, orientation, rules, tally)
+        stored = image.size
+        if changed is None and image.format in KEPT:
+            return ImageBytes(KEPT[image.format], data, stored, stored, orientation)
+        _refuse_lossy(image, path)
+        changed = image if changed is None else changed
+        turned = orientation != 1 and rules.orientation == "apply"
+        return ImageBytes(*_encoded(changed, str(image.format)), stored, changed.size, orientation, turned)
+    except ShardError:
+        raise
+    except Exception as error:  # PIL raises anything from SyntaxError to struct.error on damaged files
+        raise ShardError(
+            f"{path} cannot be read as {', '.join(FORMATS)} ({type(error).__name__}: {error}); replace or remove it, "
+            "or leave such files out by policy skip"
+        ) from None
+
+
+def _bytes(path: Path) -> bytes:
+    if not path.is_file():
+        raise ShardError(f"{path} is {'a link to nowhere' if path.is_symlink() else 'no file'}; restore or remove it")
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise ShardError(f"image {path} cannot be read ({error})") from None
+    if not data:
+        raise ShardError(f"{path} is empty, 0 bytes; replace or remove it, or leave such files out by policy skip")
+    return data
+
+
+def _whole(data: bytes, kind: str) -> bool:
+    """Whether a file has the end that its format calls for; without one it may still be whole."""
+    if kind in ("JPEG", "MPO"):
+        return data.rfind(b"\xff\xd9") > data.rfind(b"\xff\xda")  # end of image, start of scan
+    if kind == "PNG":
+        return data.rfind(b"IEND\xae\x42\x60\x82") > 0
+    return kind == "WEBP" and len(data) >= int.from_bytes(data[4:8], "little") + 8
+
+
+def _orientation(image: Image.Image, data: bytes) -> int:
+    if image.format == "TIFF":  # PIL turns it when it is loaded
+        return 1
+    if "exif" not in image.info and b"eXIf" not in data:  # a PNG's may stand behind its pixels
+        return 1
+    found = image.getexif().get(ORIENTATION, 1)
+    return found if found in range(1, 9) else 1
+
+
+def _changed(image: Image.Image, path: Path, orientation: int, rules: PixelRules, tally: Tally) -> Image.Image | None:
+    """The image as the rules have it; None where they change nothing."""
+    changed: Image.Image | None = None
+    if image.format != "MPO" and getattr(image, "n_frames", 1) > 1:
+        if image.format not in KEPT:
+            raise ShardError(f"{path} holds {image.n_frames} pictures; extract the one that is meant")  # type: ignore[attr-defined]
+        tally.add("animated images, of which readers see the first picture", path.name)
+    profile = image.info.get("icc_profile")
+    if profile and not _is_srgb(profile):
+        if rules.profile == "srgb":
+            changed = _to_srgb(image, profile)
+        else:
+            tally.add(f"images with a colour profile, {IGNORED} (--pixels.profile srgb converts them)", path.name)
+    if _transparent(image):
+        if rules.background is None:
+            tally.add(
+                "images with transparent pixels, whose colours readers show (--pixels.background white fills them)",
+                path.name,
+            )
+        else:
+            changed = _filled(image if changed is None else changed, image, rules.background)
+    if orientation != 1:
+        if rules.orientation == "apply":
+            turned = image.copy() if changed is None else changed
+            turned.getexif()[ORIENTATION] = orientation
+            changed = ImageOps.exif_transpose(turned)
+        else:
+            tally.add(
+                f"images with an EXIF orientation, {IGNORED} (--pixels.orientation apply turns them)",
+                path.name,
+            )
+    return changed
+
+
+def _is_srgb(profile: bytes) -> bool:
+    try:
+        return "sRGB" in ImageCms.getProfileDescription(ImageCms.ImageCmsProfile(io.BytesIO(profile)))
+    except (ImageCms.PyCMSError, OSError):
+        return False
+
+
+def _to_srgb(image: Image.Image, profile: bytes) -> Image.Image:
+    source = image.convert("RGB") if image.mode not in ("RGB", "RGBA", "CMYK", "L") else image
+    converted = ImageCms.profileToProfile(
+        source, io.BytesIO(profile), ImageCms.createProfile("sRGB"),
+        outputMode="RGBA" if source.mode == "RGBA" else "RGB",
+    )  # fmt: skip
+    assert converted is not None
+    converted.info.pop("icc_profile", None)
+    return converted
+
+
+def _transparent(image: Image.Image) -> bool:
+    if image.mode not in ("RGBA", "LA", "PA", "La", "RGBa") and "transparency" not in image.info:
+        return False
+    return image.convert("RGBA").getchannel("A").getextrema() != (255, 255)
+
+
+def _filled(image: Image.Image, original: Image.Image, colour: str) -> Image.Image:
+    """The image before a background, by the original's transparency."""
+    below = Image.new("RGB", image.size, colour)
+    below.paste(image.convert("RGB"), mask=original.convert("RGBA").getchannel("A"))
+    return below
+
+
+def _refuse_lossy(image: Image.Image, path: Path) -> None:
+    if image.mode == "F" or (image.mode == "I" and image.format == "TIFF"):
+        raise ShardError(
+            f"{path} has pixels of mode {image.mode}, of which nobody knows what is white; convert it to 8 or 16 bits"
+        )
+
+
+def _encoded(image: Image.Image, kind: str) -> tuple[str, bytes]:
+    """Member and bytes of an image that is written anew."""
+    buffer = io.BytesIO()
+    if kind in ("JPEG", "MPO"):
+        to_rgb(image).save(buffer, "JPEG", quality=95, subsampling=0, icc_profile=image.info.get("icc_profile"))
+        return "jpg", buffer.getvalue()
+    if image.mode not in ("1", "L", "LA", "P", "RGB", "RGBA", "I;16"):
+        image = to_rgb(image)
+    image.save(buffer, "PNG", icc_profile=image.info.get("icc_profile"))
+    return "png", buffer.getvalue()
