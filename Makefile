@@ -3,7 +3,7 @@ PYTHON ?= python3.11
 BIN = .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-slow slurm-local slurm-local-down bench lint
+.PHONY: help setup test test-slow test-versions slurm-local slurm-local-down bench lint
 .DELETE_ON_ERROR:
 
 help: ## this list
@@ -22,6 +22,9 @@ test: setup ## the test suite
 
 test-slow: setup ## the tests that take minutes: kills, faults, and a SLURM of two nodes on this host
 	$(BIN)/python -m pytest -m "slow or slurm"
+
+test-versions: setup ## the lowest and the newest packages that pyproject allows, beside those installed
+	$(BIN)/python -m tests.versions
 
 SLURM_DIR ?= /tmp/dinomamba-slurm
 slurm-local: ## a SLURM of two nodes on this host, in SLURM_DIR

@@ -27,6 +27,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+_scalar = np.float64(0).__reduce__()[0]  # of numpy._core, which was numpy.core before numpy 2
+
 # what published checkpoints hold beside tensors
 _SAFE = [
     argparse.Namespace,
@@ -38,8 +40,8 @@ _SAFE = [
     type(np.dtype("float64")),
     type(np.dtype("float32")),
     type(np.dtype("int64")),
-    np._core.multiarray.scalar,
-    (np._core.multiarray.scalar, "numpy.core.multiarray.scalar"),
+    _scalar,
+    (_scalar, "numpy.core.multiarray.scalar"),
 ]
 
 
