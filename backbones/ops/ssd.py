@@ -13,6 +13,7 @@ import math
 import warnings
 from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -299,14 +300,14 @@ def ssd(
             dt, A = at_least_float32(dt), at_least_float32(A)
             return traceable.ssd(x, dt, A, B.to(x.dtype), C.to(x.dtype), D, chunk_size)
 
-    def computed(*tensors: Tensor) -> Tensor:
-        return _computed(*tensors, chunk_size=chunk_size, backend=backend)
+    def computed(*tensors: Any) -> Tensor:
+        return _computed(chunk_size, backend, *tensors)
 
     return counted(computed, 4 * x.numel() * B.shape[3], x, dt, A, B, C, D)
 
 
 def _computed(
-    x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None, chunk_size: int, backend: str
+    chunk_size: int, backend: str, x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None
 ) -> Tensor:
     if backend == "recurrent":
         return ssd_recurrent(x, dt, A, B, C, D)

@@ -99,9 +99,7 @@ def prefix(decay: Tensor, state: Tensor, size: int) -> tuple[Tensor, Tensor]:
     return decay, state
 
 
-def selective_scan(
-    x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None, chunk_size: int
-) -> Tensor:
+def selective_scan(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None, chunk_size: int) -> Tensor:
     """:func:`backbones.ops.selective_scan`, all chunks at a time, so that states of all tokens (b,l,d,n) are held.
 
     The arguments are in the dtypes that selective_scan computes in.

@@ -1,8 +1,8 @@
 """Who else looks at a call: what writes it down or transforms it, and what counts its operations.
 
 A kernel in C or Triton, or an autograd function of ours, is invisible to both, or is taken for a constant. So where
-something traces, the ops take plain operations of PyTorch (``traceable.py``) that hold for sizes it does not know; and a
-counter sees one operation for each scan and convolution, with the FLOPs of its definition whatever path computes it.
+something traces, the ops take plain operations of PyTorch (``traceable.py``) that hold for sizes it does not know; and
+a counter sees one operation for each scan and convolution, with the FLOPs of its definition whatever path computes it.
 """
 
 import warnings
