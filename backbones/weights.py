@@ -177,6 +177,9 @@ def main(arguments: list[str] | None = None) -> None:
     if args.out.suffix == ".onnx":
         print(_to_onnx(args))
         return
+    for option in ("checkpoint", "output", "normalize", "fixed_size", "img_size", "exporter"):
+        if getattr(args, option) != commands.choices["convert"].get_default(option):
+            raise ValueError(f"{args.out}: --{option.replace('_', '-')} is for .onnx only")
     kind, state = open_checkpoint(args.source, args.key)
     _write({k: v.contiguous() for k, v in state.items() if not k.startswith(CLASSIFIER_PREFIXES)}, args.out)
     print(f"{args.out}: the backbone of {args.source} ({kind})")

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.utils import flop_counter
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
 from torch.utils.flop_counter import FlopCounterMode, register_flop_formula
 
@@ -76,13 +77,8 @@ def without_autocast(device: str) -> AbstractContextManager[Any]:
 # ---- FLOPs -----------------------------------------------------------------------------------------------
 
 
-def _counters() -> tuple[type, ...]:
-    """The class of what FlopCounterMode puts on the stack of modes."""
-    with FlopCounterMode(display=False):
-        return tuple({FlopCounterMode, *(type(mode) for mode in _get_current_dispatch_mode_stack()[-1:])})
-
-
-_COUNTERS = _counters()
+_COUNTERS = FlopCounterMode, getattr(flop_counter, "_FlopCounterMode", FlopCounterMode)
+"""The second is what the first puts on the stack of modes."""
 
 torch.library.define("dinomamba::flops", "(Tensor of, int count) -> Tensor")
 torch.library.impl("dinomamba::flops", "default", lambda of, count: of.new_empty(0))

@@ -145,6 +145,8 @@ def test_errors(tmp_path, monkeypatch):
         to_onnx(Outputs(build("vim")), tmp_path / "m.onnx", exporter="jit")
     with pytest.raises(ValueError, match=r"must end in \.pth, \.safetensors or \.onnx"):
         weights.main(["convert", str(RUNS / "dino-vim.ckpt"), str(tmp_path / "m.pt")])
+    with pytest.raises(ValueError, match=r"m\.pth: --normalize is for \.onnx only"):
+        weights.main(["convert", str(RUNS / "dino-vim.ckpt"), str(tmp_path / "m.pth"), "--normalize"])
     find = importlib.util.find_spec
     monkeypatch.setattr(export.importlib.util, "find_spec", lambda name: None if name == "onnxscript" else find(name))
     with pytest.raises(ValueError, match=r"needs onnxscript: pip install 'dinomamba\[export\]'"):
