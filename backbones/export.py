@@ -85,7 +85,7 @@ def to_onnx(
         img_size: height and width traced with, and the only ones that the file takes unless ``free_size``; None for
             those that the backbone was built for.
         free_size: whether the file is to take every height and width that are multiples of the patch.
-        exporter: ``torchscript``, seconds for 24 blocks, or ``dynamo``, minutes.
+        exporter: ``torchscript``, or ``dynamo``, which takes several times as long.
         metadata: kept in the file.
 
     Returns:

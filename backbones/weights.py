@@ -167,7 +167,7 @@ def main(arguments: list[str] | None = None) -> None:
                 "--fixed-size", action="store_true", help="one height and width; the batch is always free"
             )
             onnx.add_argument("--img-size", type=int, nargs="+", help="side, or height and width, to trace with")
-            onnx.add_argument("--exporter", default="torchscript", help="torchscript (seconds) or dynamo (minutes)")
+            onnx.add_argument("--exporter", default="torchscript", help="torchscript, or dynamo (several times slower)")
     args = parser.parse_args(arguments)
     if args.command == "inspect":
         print(describe(args.source, args.key))
