@@ -15,6 +15,8 @@ from timm.optim import param_groups_layer_decay, param_groups_weight_decay
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from backbones.ops import is_traced
+
 Stream = Literal["published", "branch", "residual"]
 STREAMS: tuple[Stream, ...] = ("published", "branch", "residual")
 CLASSIFIER_PREFIXES = ("head.", "head_dist.", "neck.", "norm_neck.")
@@ -164,6 +166,13 @@ class Backbone(nn.Module, ABC):
         nn.init.zeros_(head.bias)
         return head
 
+    def __prepare_scriptable__(self) -> Any:
+        """What torch.jit.script asks first."""
+        raise RuntimeError(
+            f"{type(self).__name__} cannot be scripted: its sequence is laid out by Python. Use torch.jit.trace, "
+            "torch.export.export or torch.onnx.export, which hold for any batch, or torch.compile"
+        )
+
     # ---- training -----------------------------------------------------------------------------------------
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
@@ -172,7 +181,7 @@ class Backbone(nn.Module, ABC):
 
     def _run(self, block: nn.Module, x: Tensor) -> Any:
         """``block(x)``, checkpointed where that is on; a block drops the same paths when it is run again."""
-        if self.grad_checkpointing and torch.is_grad_enabled():
+        if self.grad_checkpointing and torch.is_grad_enabled() and not is_traced():
             return checkpoint(block, x, use_reentrant=False)
         return block(x)
 

@@ -5,6 +5,7 @@ from torch import Tensor, nn
 
 from backbones.mamba_stack import MambaStack
 from backbones.mixers import BidirectionalMamba2
+from backbones.ops import fixed
 from backbones.registry import register_sizes
 from backbones.tokens import Layout, other_positions, register_positions, resample_pos_embed
 
@@ -25,18 +26,18 @@ class SpreadRegisters(MambaStack):
     def _embed(self, images: Tensor) -> tuple[Tensor, Layout]:
         grid = self.patch_embed.grid(images)
         count = grid[0] * grid[1]
-        if count <= self.num_registers:
+        if fixed(count) <= self.num_registers if isinstance(count, Tensor) else count <= self.num_registers:
             raise ValueError(
                 f"num_registers={self.num_registers} wants more than {self.num_registers} patches; "
                 f"a {images.shape[-2]} x {images.shape[-1]} image has {count}"
             )
         x = self.patch_embed(images) + resample_pos_embed(self.pos_embed, self.grid_size, grid)
         registers = (self.cls_token + self.pos_embed_cls).expand(images.shape[0], -1, -1)
-        at = register_positions(count, self.num_registers)
+        at = register_positions(count, self.num_registers, x.device)
         patches = other_positions(count + self.num_registers, at)
-        order = torch.argsort(torch.cat([patches, at])).to(x.device)
+        order = torch.argsort(torch.cat([patches, at]))
         x = torch.cat([x, registers.to(x.dtype)], 1)[:, order]
-        return x, Layout(grid, patches.to(x.device), at.to(x.device), at.to(x.device))
+        return x, Layout(grid, patches, at, at)
 
 
 class MambaReg(SpreadRegisters):

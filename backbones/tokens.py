@@ -11,6 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from backbones.base import Features
+from backbones.ops import fixed, is_free, is_traced
+from common.precision import at_least_float32
 
 
 class Layout(NamedTuple):
@@ -54,7 +56,9 @@ class PatchEmbed(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """(B, C, H, W) to (B, N, D)."""
-        self.grid(images)
+        height, width = self.grid(images)
+        if is_traced() and is_free(height, width):  # a file refuses a size that it would else cut to whole patches
+            images = images.reshape(*images.shape[:2], height * self.patch_size, width * self.patch_size)
         return self.proj(images).flatten(2).transpose(1, 2)
 
 
@@ -62,6 +66,7 @@ def patch_grid(size: int | tuple[int, int], patch_size: int) -> tuple[int, int]:
     """Patches along height and width. ValueError names the side that is no multiple of the patch."""
     height, width = (size, size) if isinstance(size, int) else size
     for name, side in (("height", height), ("width", width)):
+        side = fixed(side) if isinstance(side, Tensor) else side
         if side < patch_size or side % patch_size:
             raise ValueError(f"image {name} {side} is not a multiple of patch_size {patch_size}")
     return height // patch_size, width // patch_size
@@ -73,6 +78,8 @@ def resample_pos_embed(pos: Tensor, old: tuple[int, int], new: tuple[int, int]) 
     As the published weights were trained: by the scale factor (side + 0.1) / old side. Where that rule would give
     another number of tokens, by size.
     """
+    if is_traced() and is_free(*new):
+        return _resample_to_any(pos, old, new)
     if old == new:
         return pos
     grid = pos.unflatten(1, old).permute(0, 3, 1, 2)
@@ -85,20 +92,50 @@ def resample_pos_embed(pos: Tensor, old: tuple[int, int], new: tuple[int, int]) 
     return grid.flatten(2).transpose(1, 2)
 
 
+def _resample_to_any(pos: Tensor, old: tuple[int, int], new: tuple[int, int]) -> Tensor:
+    """The same to a grid of free size, by products with the matrices of both axes."""
+    device, dtype = pos.device, at_least_float32(pos).dtype
+    targets = [torch.arange(n, device=device).to(dtype) for n in new]
+    sides = [torch.ones_like(target).sum() for target in targets]
+    same = (sides[0] == old[0]) & (sides[1] == old[1])
+    grid = pos.to(dtype).unflatten(1, old).permute(0, 3, 1, 2)
+    vertical, horizontal = (
+        _bicubic(target, o, (n + torch.where(same, 0.0, 0.1)) / o)
+        for target, n, o in zip(targets, sides, old, strict=True)
+    )
+    return (vertical @ grid @ horizontal.transpose(0, 1)).flatten(2).transpose(1, 2).to(pos.dtype)
+
+
+def _bicubic(target: Tensor, old: int, scale: Tensor) -> Tensor:
+    """(n, old) what each target cell 0..n-1 takes of the old ones: Keys' kernel with a = -3/4, edges repeated."""
+    source = (target + 0.5) / scale - 0.5
+    first = torch.floor(source)
+    away = source - first
+    cells = torch.arange(old, device=target.device)
+    weights = torch.zeros_like(source)[:, None]
+    for tap in (-1, 0, 1, 2):
+        x = (away - tap).abs()[:, None]
+        near = ((1.25 * x - 2.25) * x) * x + 1
+        far = ((-0.75 * x + 3.75) * x - 6) * x + 3
+        at = (first + tap).clamp(0, old - 1)[:, None]
+        weights = weights + torch.where(x <= 1, near, far) * (at == cells).to(target.dtype)
+    return weights
+
+
 def cls_first(patches: Tensor, cls: Tensor, pos: Tensor, old: tuple[int, int], new: tuple[int, int]) -> Tensor:
     """(B, N, D) patches behind the class token (B, 1, D), with positions (1, 1 + N_old, D) resampled to their grid."""
     patch_pos = resample_pos_embed(pos[:, 1:], old, new)
     return torch.cat([cls, patches], 1) + torch.cat([pos[:, :1], patch_pos], 1)
 
 
-def register_positions(num_patches: int, num_registers: int) -> Tensor:
+def register_positions(num_patches: int, num_registers: int, device: torch.device | None = None) -> Tensor:
     """Mamba-Reg's even spread: ⌊N/(R+1)⌋ patches before each register; (R)."""
     gap = num_patches // (num_registers + 1)
-    return gap + torch.arange(num_registers) * (gap + 1)
+    return gap + torch.arange(num_registers, device=device) * (gap + 1)
 
 
 def other_positions(length: int, taken: Tensor) -> Tensor:
-    """Positions 0..length-1 that are not taken, in order."""
-    free = torch.ones(length, dtype=torch.bool)
-    free[taken] = False
-    return free.nonzero().squeeze(1)
+    """Positions 0..length-1 that are not among the ``taken`` ones (in order), in order."""
+    free = torch.arange(length - fixed(taken.shape[0]), device=taken.device)
+    before = taken - torch.arange(fixed(taken.shape[0]), device=taken.device)  # free ones before each taken one
+    return free + (free[:, None] >= before).sum(1)

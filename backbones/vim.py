@@ -45,8 +45,9 @@ class VisionMamba(MambaStack):
         x = cls_first(self.patch_embed(images), cls, self.pos_embed, self.grid_size, grid)
         middle = x.shape[1] // 2
         x = torch.cat([x[:, :middle], cls, x[:, middle:]], 1)
-        patches = other_positions(x.shape[1], torch.tensor([0, middle]))
-        return x, Layout(grid, patches.to(x.device), torch.tensor([middle], device=x.device))
+        readout = middle + torch.arange(1, device=x.device)
+        patches = other_positions(x.shape[1], torch.cat([torch.zeros_like(readout), readout]))
+        return x, Layout(grid, patches, readout)
 
 
 register_sizes(

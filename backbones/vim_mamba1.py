@@ -49,10 +49,10 @@ class VimMamba1(MambaStack):
         x = self.patch_embed(images)
         patch_pos = torch.cat([self.pos_embed[:, :learned], self.pos_embed[:, learned + 1 :]], 1)
         x = x + resample_pos_embed(patch_pos, self.grid_size, grid)
-        cls = (self.cls_token + self.pos_embed[:, learned : learned + 1]).expand(len(images), -1, -1)
+        cls = (self.cls_token + self.pos_embed[:, learned : learned + 1]).expand(images.shape[0], -1, -1)
         x = torch.cat([x[:, :here], cls.to(x.dtype), x[:, here:]], 1)
-        at = torch.tensor([here])
-        return x, Layout(grid, other_positions(x.shape[1], at).to(x.device), at.to(x.device))
+        at = here + torch.arange(1, device=x.device)
+        return x, Layout(grid, other_positions(x.shape[1], at), at)
 
 
 register_sizes(

@@ -1,6 +1,6 @@
 """Loads and saves backbone weights in every format in use, strictly; ``checkpoints.py`` tells the formats apart.
 
-For people: ``python -m backbones.weights inspect FILE`` and ``... convert FILE OUT``.
+For people: ``python -m backbones.weights inspect FILE`` and ``... convert FILE OUT``, OUT an ONNX file too.
 """
 
 import argparse
@@ -10,10 +10,13 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
+from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torch import Tensor
 
 from backbones.base import CLASSIFIER_PREFIXES, Backbone
+from backbones.building import unfilled
 from backbones.checkpoints import bare, open_checkpoint, read, unwrappings
+from backbones.export import OPSET, Outputs, to_onnx
 from common.files import written_aside
 
 
@@ -122,8 +125,39 @@ def describe(source: str | Path, key: str = "teacher") -> str:
     return "\n".join(lines)
 
 
+def build(source: str | Path, key: str = "teacher", checkpoint: str | Path | None = None) -> Backbone:
+    """A filled backbone, in evaluation mode, without being told its class.
+
+    Args:
+        source: a run's checkpoint, which says what its backbone is; weights of Vim or Mamba-Reg, on either Mamba, whose
+            sizes their shapes tell; or a name in timm's registry, ours or timm's.
+        key: which network of a full checkpoint, ``teacher`` or ``student``.
+        checkpoint: weights for a name; None for those that timm publishes.
+
+    Raises:
+        ValueError: where the weights do not tell what they are of, or do not fit.
+    """
+    backbone, remaining = unfilled(source, key, checkpoint)
+    if remaining is not None:
+        load(backbone, remaining, key)
+    return backbone.eval()
+
+
+def _to_onnx(args: argparse.Namespace) -> str:
+    backbone = build(args.source, args.key, args.checkpoint)
+    statistics = (IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD) if args.normalize else (None, None)
+    model = Outputs(backbone, [name.strip() for name in args.output.split(",")], *statistics)
+    if args.img_size and len(args.img_size) > 2:
+        raise ValueError(f"--img-size {' '.join(map(str, args.img_size))}: give a side, or height and width")
+    size = (args.img_size[0], args.img_size[-1]) if args.img_size else None
+    origin = {"source": str(args.checkpoint or args.source)}
+    worst = to_onnx(model, args.out, size, not args.fixed_size, args.exporter, origin)
+    told = ", ".join(f"{name} within {error:.1g}" for name, error in worst.items())
+    return f"{args.out}: images -> {told} of {type(backbone).__name__}, opset {OPSET}, batches 1 and 5"
+
+
 def main(arguments: list[str] | None = None) -> None:
-    """``inspect SOURCE`` or ``convert SOURCE OUT``; OUT ends in .pth (Dino-Mamba's layout) or .safetensors (flat)."""
+    """``inspect SOURCE`` or ``convert SOURCE OUT``; OUT is .pth (Dino-Mamba's layout), .safetensors (flat) or .onnx."""
     parser = argparse.ArgumentParser(prog="python -m backbones.weights", description=main.__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     for name, text in (("inspect", "tell format, names and shapes"), ("convert", "write the backbone in our layout")):
@@ -132,12 +166,31 @@ def main(arguments: list[str] | None = None) -> None:
         command.add_argument("--key", default="teacher", help="network of a full checkpoint: teacher or student")
         if name == "convert":
             command.add_argument("out", type=Path)
+            onnx = command.add_argument_group("for .onnx")
+            onnx.add_argument("--checkpoint", help="weights, where SOURCE is a timm name")
+            onnx.add_argument(
+                "--output", default="embedding", help="embedding,logits,cls,patches,registers: any of them"
+            )
+            onnx.add_argument(
+                "--normalize", action="store_true", help="take RGB in [0, 1], normalise as ImageNet inside"
+            )
+            onnx.add_argument(
+                "--fixed-size", action="store_true", help="one height and width; the batch is always free"
+            )
+            onnx.add_argument("--img-size", type=int, nargs="+", help="side, or height and width, to trace with")
+            onnx.add_argument("--exporter", default="torchscript", help="torchscript, or dynamo (several times slower)")
     args = parser.parse_args(arguments)
     if args.command == "inspect":
         print(describe(args.source, args.key))
         return
-    if args.out.suffix not in (".pth", ".safetensors"):
-        raise ValueError(f"{args.out}: the name must end in .pth or .safetensors")
+    if args.out.suffix not in (".pth", ".safetensors", ".onnx"):
+        raise ValueError(f"{args.out}: the name must end in .pth, .safetensors or .onnx")
+    if args.out.suffix == ".onnx":
+        print(_to_onnx(args))
+        return
+    for option in ("checkpoint", "output", "normalize", "fixed_size", "img_size", "exporter"):
+        if getattr(args, option) != commands.choices["convert"].get_default(option):
+            raise ValueError(f"{args.out}: --{option.replace('_', '-')} is for .onnx only")
     kind, state = open_checkpoint(args.source, args.key)
     _write({k: v.contiguous() for k, v in bare(state).items() if not k.startswith(CLASSIFIER_PREFIXES)}, args.out)
     print(f"{args.out}: the backbone of {args.source} ({kind})")

@@ -21,7 +21,7 @@ class SoftmaxAttention(nn.Module):
 
     def _qkv(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """(B, L, D) to three of (B, heads, L, D / heads)."""
-        q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
         return q, k, v
 
     def forward(self, x: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from backbones.ops import (
     c_kernels,
     causal_conv,
     gated_rms_norm,
+    is_watched,
     ssd,
     ssd_decay,
     ssd_matrix,
@@ -149,10 +150,12 @@ class BidirectionalMamba2(nn.Module):
 
     def _kernels(self, u: Tensor) -> str | None:
         """For all between the projections; None for one operation after the other."""
+        if is_watched(u, self.in_proj.weight, self.A_log):
+            return None
         if self.backend != "auto":
             return self.backend if self.backend in ("triton", "c") else None
         plain = u.device.type == "cpu" and u.dtype == self.in_proj.weight.dtype == torch.float32
-        if not plain or torch.is_autocast_enabled("cpu") or torch.compiler.is_compiling():
+        if not plain or torch.is_autocast_enabled("cpu"):
             return None
         enough = IMAGES_A_THREAD * torch.get_num_threads() <= len(u)  # a sequence is one thread's
         return "c" if enough and c_kernels() is not None else None
@@ -161,7 +164,7 @@ class BidirectionalMamba2(nn.Module):
         if (kernels := self._kernels(u)) is not None:
             sizes = self.headdim, self.d_state, self.ngroups, self.eps
             return self.out_proj(bidirectional_ssd(self.in_proj(u), self._directions(), *sizes, kernels))
-        if self.backend == "compiled":
+        if self.backend == "compiled" and not is_watched(u):
             return _compiled()(self, u)
         return self._forward(u)
 

@@ -5,6 +5,7 @@ from backbones.ops.causal_conv import causal_conv, causal_conv_reference
 from backbones.ops.norm import RMSNorm, gated_rms_norm, rms_norm
 from backbones.ops.selective_scan import selective_scan, selective_scan_matrix, selective_scan_recurrent
 from backbones.ops.ssd import BACKENDS, ssd, ssd_decay, ssd_matrix, ssd_recurrent
+from backbones.ops.tracing import fixed, is_free, is_traced, is_watched
 
 __all__ = [
     "BACKENDS",
@@ -14,7 +15,11 @@ __all__ = [
     "c_kernels",
     "causal_conv",
     "causal_conv_reference",
+    "fixed",
     "gated_rms_norm",
+    "is_free",
+    "is_traced",
+    "is_watched",
     "rms_norm",
     "selective_scan",
     "selective_scan_matrix",

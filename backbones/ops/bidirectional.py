@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from backbones.ops.tracing import counted
 from common import native
 
 DTYPES = {"triton": (torch.float32, torch.bfloat16, torch.float16), "c": (torch.float32,)}
@@ -184,5 +185,11 @@ def bidirectional_ssd(
             f"backend='c' needs a CPU, found {zxBCdt.device}, and a C compiler; use backend='auto' or 'torch'"
         )
     function = _InTriton if kernels == "triton" else _InC
-    parameters = (t.float().contiguous() for t in directions)
-    return function.apply(zxBCdt.contiguous(), (headdim, state, groups), eps, *parameters)
+    sizes = headdim, state, groups
+
+    def computed(zxBCdt: Tensor, *parameters: Tensor) -> Tensor:
+        return function.apply(zxBCdt.contiguous(), sizes, eps, *(t.float().contiguous() for t in parameters))
+
+    tokens, taps = zxBCdt.shape[0] * zxBCdt.shape[1], directions.conv_weight.shape[1]
+    flops = 2 * tokens * (2 * taps * channels + 4 * inner * state)  # of the convolutions and scans, as they count
+    return counted(computed, flops, zxBCdt, *directions)

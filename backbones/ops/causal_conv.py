@@ -7,6 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from backbones.ops import traceable
+from backbones.ops.tracing import counted, is_traced
+
 
 def causal_conv_reference(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """The same as :func:`causal_conv` by torch's convolution: padded on both sides, cut to length."""
@@ -57,6 +60,12 @@ def causal_conv(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
     Returns:
         (b,l,d).
     """
+    if is_traced():
+        return traceable.causal_conv(x, weight, bias)
+    return counted(_causal_conv, 2 * x.numel() * weight.shape[1], x, weight, bias)
+
+
+def _causal_conv(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     if x.device.type != "cpu":
         return causal_conv_reference(x, weight, bias)
     d = len(weight)

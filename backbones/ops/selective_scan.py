@@ -12,6 +12,8 @@ All paths compute, per channel with its own decays, with state h of shape (n),
 import torch
 from torch import Tensor
 
+from backbones.ops import traceable
+from backbones.ops.tracing import counted, is_traced, without_autocast
 from common.precision import at_least_float32
 
 
@@ -50,16 +52,6 @@ def selective_scan_recurrent(
     return y.to(x.dtype)
 
 
-def _prefix(decay: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    """All prefixes of h_t = decay_t h_{t-1} + state_t along axis 1 in log2(q) steps (Hillis & Steele 1986)."""
-    step = 1
-    while step < state.shape[1]:
-        state = torch.cat([state[:, :step], state[:, step:] + decay[:, step:] * state[:, :-step]], 1)
-        decay = torch.cat([decay[:, :step], decay[:, step:] * decay[:, :-step]], 1)
-        step *= 2
-    return decay, state
-
-
 def selective_scan(
     x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None = None, chunk_size: int = 32
 ) -> Tensor:
@@ -82,22 +74,36 @@ def selective_scan(
     Raises:
         ValueError: for shapes that do not fit, naming the argument.
     """
-    _check(x, dt, A, B, C, D)
+    if not torch.jit.is_tracing():  # whose sizes are tensors
+        _check(x, dt, A, B, C, D)
     if chunk_size < 1:
         raise ValueError(f"selective_scan: chunk_size={chunk_size} must be positive")
-    with torch.autocast(x.device.type, enabled=False):
-        xf, dt, A, B, C = (at_least_float32(t) for t in (x, dt, A, B, C))
-        entering, ys = xf.new_zeros(x.shape[0], *A.shape), []
-        for xq, dtq, Bq, Cq in zip(*(t.split(chunk_size, 1) for t in (xf, dt, B, C)), strict=True):
-            decay = torch.exp(dtq[..., None] * A)  # b q d n
-            through, states = _prefix(decay, (dtq * xq)[..., None] * Bq[:, :, None, :])
-            states = states + through * entering[:, None]
-            entering = states[:, -1]
-            ys.append((states @ Cq[..., None]).squeeze(-1))
-        y = torch.cat(ys, 1)
-        if D is not None:
-            y = y + D * xf
-    return y.to(x.dtype)
+    traced = is_traced()
+    scan = traceable.selective_scan if traced else _chunked
+
+    def computed(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None) -> Tensor:
+        with without_autocast(x.device.type):
+            xf, dt, A, B, C = (at_least_float32(t) for t in (x, dt, A, B, C))
+            y = scan(xf, dt, A, B, C, D, chunk_size)
+        return y.to(x.dtype)
+
+    if traced:
+        return computed(x, dt, A, B, C, D)
+    return counted(computed, 4 * x.numel() * A.shape[1], x, dt, A, B, C, D)
+
+
+def _chunked(
+    xf: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None, chunk_size: int
+) -> Tensor:  # fmt: skip
+    entering, ys = xf.new_zeros(xf.shape[0], *A.shape), []
+    for xq, dtq, Bq, Cq in zip(*(t.split(chunk_size, 1) for t in (xf, dt, B, C)), strict=True):
+        decay = torch.exp(dtq[..., None] * A)  # b q d n
+        through, states = traceable.prefix(decay, (dtq * xq)[..., None] * Bq[:, :, None, :], xq.shape[1])
+        states = states + through * entering[:, None]
+        entering = states[:, -1]
+        ys.append((states @ Cq[..., None]).squeeze(-1))
+    y = torch.cat(ys, 1)
+    return y if D is None else y + D * xf
 
 
 def selective_scan_matrix(dt: Tensor, A: Tensor, B: Tensor, C: Tensor, rows: Tensor | None = None) -> Tensor:

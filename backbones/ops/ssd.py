@@ -13,11 +13,14 @@ import math
 import warnings
 from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from backbones.ops import traceable
+from backbones.ops.tracing import counted, is_traced, without_autocast
 from common.precision import at_least_float32
 
 BACKENDS = ("auto", "torch", "recurrent", "mamba_ssm")
@@ -290,14 +293,29 @@ def ssd(
         raise ValueError(f"ssd: backend={backend!r}; allowed: {', '.join(BACKENDS)}")
     if chunk_size < 1:
         raise ValueError(f"ssd: chunk_size={chunk_size} must be positive")
+    if not torch.jit.is_tracing():  # whose sizes are tensors
+        _check(x, dt, A, B, C, D)
+    if is_traced():
+        with without_autocast(x.device.type):
+            dt, A = at_least_float32(dt), at_least_float32(A)
+            return traceable.ssd(x, dt, A, B.to(x.dtype), C.to(x.dtype), D, chunk_size)
+
+    def computed(*tensors: Any) -> Tensor:
+        return _computed(chunk_size, backend, *tensors)
+
+    return counted(computed, 4 * x.numel() * B.shape[3], x, dt, A, B, C, D)
+
+
+def _computed(
+    chunk_size: int, backend: str, x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None
+) -> Tensor:
     if backend == "recurrent":
         return ssd_recurrent(x, dt, A, B, C, D)
-    _check(x, dt, A, B, C, D)
     if backend == "mamba_ssm" or (backend == "auto" and x.is_cuda and x.dtype != torch.float64):
         y = _mamba_ssm(x, dt, A, B, C, D, chunk_size, strict=backend == "mamba_ssm")
         if y is not None:
             return y
-    with torch.autocast(x.device.type, enabled=False):
+    with without_autocast(x.device.type):
         dt, A = at_least_float32(dt), at_least_float32(A)
         B, C = B.to(x.dtype), C.to(x.dtype)
         one_chunk = x.shape[1] <= chunk_size

@@ -288,5 +288,5 @@ def test_inspect_and_convert(tmp_path, capsys):
         model = vim()
         weights.load(model, tmp_path / out)
         assert all(torch.equal(v, state[k]) for k, v in model.state_dict().items())
-    with pytest.raises(ValueError, match=r"must end in .pth or .safetensors"):
+    with pytest.raises(ValueError, match=r"must end in \.pth, \.safetensors or \.onnx"):
         weights.main(["convert", str(tmp_path / "full.pth"), str(tmp_path / "w.bin")])
