@@ -56,14 +56,15 @@ def test_ssd_equals_the_recurrence(length, groups):
             torch.testing.assert_close(a, b, atol=1e-9, rtol=0)
 
 
-def test_ssd_of_a_thousand_shapes():
+@pytest.mark.parametrize("count", [120, pytest.param(1000, marks=pytest.mark.slow)])
+def test_ssd_of_many_shapes(count):
     """Any shape, chunk and strength of the decay, in float64, and in float32 and bfloat16 against that."""
     rng = torch.Generator().manual_seed(0)
 
     def pick(*choices):
         return choices[int(torch.randint(len(choices), (), generator=rng))]
 
-    for seed in range(1000):
+    for seed in range(count):
         groups, length = pick(1, 1, 2, 3), int(torch.randint(1, pick(4, 40, 150), (), generator=rng))
         shape = {"b": pick(1, 2, 3), "h": groups * pick(1, 2, 4), "p": pick(1, 3, 8), "n": pick(1, 5, 16)}
         arguments, chunk = inputs(length, groups, seed=seed, **shape), pick(1, 7, 16, 64, 256)
