@@ -144,3 +144,27 @@ def _takes_none(annotation: Any) -> bool:
         return True
     origin = typing.get_origin(annotation)
     return origin in (typing.Union, types.UnionType) and any(_takes_none(a) for a in typing.get_args(annotation))
+
+
+def as_markdown() -> str:
+    """All ranges as a page."""
+    lines = [
+        "# What numbers may be",
+        "",
+        "Made by `python -m common.ranges`. A number outside of its range ends a run before anything is built; a list has",
+        "each of its entries in it. `null` is for arguments whose type allows it. No number may be NaN or infinite.",
+        "",
+        "| argument | range |",
+        "| --- | --- |",
+        *(f"| `{name}` | {text} |" for name, text in sorted(RANGES.items())),
+        "| `num_classes` of a backbone | [0, inf); 0 for no classifier |",
+        "",
+        "| of `trainer` | range |",
+        "| --- | --- |",
+        *(f"| `{name}` | {text} |" for name, text in sorted(TRAINER.items())),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    print(as_markdown(), end="")

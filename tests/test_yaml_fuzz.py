@@ -2,6 +2,7 @@
 
 import pytest
 
+import configs
 from common import ranges
 from tests.yaml_fuzz import fuzz
 
@@ -37,3 +38,8 @@ def test_what_is_no_number_of_ours_is_left_alone():
     ranges.check_config({"model": other, "data": None, "trainer": {"max_epochs": None}})
     nothing = {"class_path": "lightning_modules.DINO", "init_args": {"clip_grad": None, "global_batch_size": None}}
     ranges.check_config({"model": nothing})
+
+
+def test_the_page_of_ranges():
+    page = configs.ROOT.parent / "docs/settings.md"
+    assert page.read_text() == ranges.as_markdown(), "python -m common.ranges > docs/settings.md"

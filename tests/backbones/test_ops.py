@@ -213,12 +213,14 @@ def test_failing_kernel_warns_once_and_falls_back(mamba_ssm):
 
 def test_working_kernel_is_called_by_its_signature(mamba_ssm):
     def kernel(x, dt, A, B, C, chunk_size, D=None):
-        assert chunk_size == 256
+        assert chunk_size == 256 and dt.dtype == A.dtype == torch.float32  # whatever the images' dtype is
         return ssd_recurrent(x, dt, A, B, C, D)
 
     mamba_ssm(kernel=kernel)
     arguments = [t.detach().float() for t in inputs(9)]
     torch.testing.assert_close(ssd(*arguments, backend="mamba_ssm"), ssd(*arguments, backend="torch"))
+    half = [t if i in (1, 2, 5) else t.bfloat16() for i, t in enumerate(arguments)]
+    assert ssd(*half, backend="mamba_ssm").dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 4, 5, 37, 198])
