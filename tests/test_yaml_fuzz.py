@@ -11,7 +11,7 @@ from tests.yaml_fuzz import fuzz
 def test_a_mutated_configuration(count, shards, tmp_path):
     counts, short = fuzz(count, count, shards, tmp_path)
     assert not short, "\n".join(short)
-    assert counts["right"] > count / 8 and counts["refused"] > count / 4
+    assert counts["right"] >= count / 10 and counts["refused"] >= count / 4
 
 
 @pytest.mark.parametrize(
