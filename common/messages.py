@@ -48,7 +48,8 @@ def _wanted(message: str) -> str | None:
     if found:
         return f"{keys}={found[2]}; allowed: {_types(found[1])}"
     found = re.search(
-        r'Parser key "\w+": - Expected a path but (.+?) either not accessible or invalid - (.+?)(?: - Expected a <|$)',
+        r'Parser key "\w+": - Expected a path but (.+?) either not accessible or invalid - '
+        r"(.+?)(?: - Expected a <|$)",
         message,
     )
     return None if found is None else f"{keys} ({found[1]}): neither a file nor a class: {found[2]}"
