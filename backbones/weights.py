@@ -4,6 +4,7 @@ For people: ``python -m backbones.weights inspect FILE`` and ``... convert FILE 
 """
 
 import argparse
+import json
 import re
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from backbones import pixels
 from backbones.base import CLASSIFIER_PREFIXES, Backbone
 from backbones.checkpoints import bare, open_checkpoint, read, unwrappings
 from common.files import written_aside
@@ -22,7 +24,7 @@ def load(backbone: Backbone, source: str | Path, key: str = "teacher") -> str:
 
     What a family does to make a published state fit is its own (:meth:`~backbones.Backbone.adapt_state_dict`):
     positions learned at another image size are resampled, a classifier that it has no place for is left out. Everything
-    else must match one to one.
+    else must match one to one. ``backbone.pixels`` says then how the weights were fed, where that is known.
 
     Args:
         backbone: what to fill.
@@ -43,6 +45,7 @@ def load(backbone: Backbone, source: str | Path, key: str = "teacher") -> str:
         matching, problems = _compare(backbone.state_dict(), adapted)
         if not problems:
             backbone.load_state_dict(adapted)
+            backbone.pixels = pixels.of_source(source) or backbone.pixels_of(candidate)
             return kind
         found.append((matching, f"does not fit {type(backbone).__name__}: {problems}"))
     closest = max(found, key=lambda one: one[0])[1]  # the first of equals, which is least taken apart
@@ -95,17 +98,18 @@ def linear(source: str | Path) -> tuple[Tensor, Tensor]:
 def export(backbone: Backbone, path: str | Path) -> None:
     """Writes a backbone as Dino-Mamba's checkpoints hold it (``teacher`` → ``backbone.*``); flat for .safetensors.
 
-    The file is written aside and renamed.
+    How its images were fed, where that is known, stands beside (``pixels``). The file is written aside and renamed.
     """
-    _write({k: v.detach().cpu().contiguous() for k, v in backbone.state_dict().items()}, Path(path))
+    _write({k: v.detach().cpu().contiguous() for k, v in backbone.state_dict().items()}, Path(path), backbone.pixels)
 
 
-def _write(state: dict[str, Tensor], path: Path) -> None:
+def _write(state: dict[str, Tensor], path: Path, fed: pixels.Pixels | None) -> None:
+    facts = {} if fed is None else {pixels.KEY: fed.record()}
     with written_aside(path) as aside:
         if path.suffix == ".safetensors":
-            save_file(state, aside)
+            save_file(state, aside, {key: json.dumps(value) for key, value in facts.items()} or None)
         else:
-            torch.save({"teacher": {f"backbone.{k}": v for k, v in state.items()}}, aside)
+            torch.save({"teacher": {f"backbone.{k}": v for k, v in state.items()}} | facts, aside)
 
 
 def describe(source: str | Path, key: str = "teacher") -> str:
@@ -116,6 +120,10 @@ def describe(source: str | Path, key: str = "teacher") -> str:
         folded.setdefault(re.sub(r"\.\d+\.", ".*.", name, count=1), []).append(value)
     count = sum(v.numel() for k, v in state.items() if not k.startswith(CLASSIFIER_PREFIXES))
     lines = [f"{source}: {kind}, {len(state)} tensors, {count / 1e6:.1f} M parameters without the classifier"]
+    fed = pixels.of_source(source)
+    lines.append(
+        "  images: it does not say how they were normalised" if fed is None else f"  images: {fed} ({fed.source})"
+    )
     for name, values in folded.items():
         shapes = sorted({f"{tuple(v.shape)}" for v in values})
         lines.append(f"  {name}  {' '.join(shapes)}  {str(values[0].dtype).removeprefix('torch.')}  x {len(values)}")
@@ -126,7 +134,10 @@ def main(arguments: list[str] | None = None) -> None:
     """``inspect SOURCE`` or ``convert SOURCE OUT``; OUT ends in .pth (Dino-Mamba's layout) or .safetensors (flat)."""
     parser = argparse.ArgumentParser(prog="python -m backbones.weights", description=main.__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    for name, text in (("inspect", "tell format, names and shapes"), ("convert", "write the backbone in our layout")):
+    for name, text in (
+        ("inspect", "tell format, names, shapes and what images were fed"),
+        ("convert", "write the backbone in our layout"),
+    ):
         command = commands.add_parser(name, help=text)
         command.add_argument("source", help="a path, hf://owner/repo/file, or a timm name")
         command.add_argument("--key", default="teacher", help="network of a full checkpoint: teacher or student")
@@ -138,8 +149,8 @@ def main(arguments: list[str] | None = None) -> None:
         return
     if args.out.suffix not in (".pth", ".safetensors"):
         raise ValueError(f"{args.out}: the name must end in .pth or .safetensors")
-    kind, state = open_checkpoint(args.source, args.key)
-    _write({k: v.contiguous() for k, v in bare(state).items() if not k.startswith(CLASSIFIER_PREFIXES)}, args.out)
+    (kind, state), fed = open_checkpoint(args.source, args.key), pixels.of_source(args.source)
+    _write({k: v.contiguous() for k, v in bare(state).items() if not k.startswith(CLASSIFIER_PREFIXES)}, args.out, fed)
     print(f"{args.out}: the backbone of {args.source} ({kind})")
 
 
