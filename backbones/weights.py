@@ -107,9 +107,15 @@ def _write(state: dict[str, Tensor], path: Path, fed: pixels.Pixels | None) -> N
     facts = {} if fed is None else {pixels.KEY: fed.record()}
     with written_aside(path) as aside:
         if path.suffix == ".safetensors":
-            save_file(state, aside, {key: json.dumps(value) for key, value in facts.items()} or None)
+            save_file(_unshared(state), aside, {key: json.dumps(value) for key, value in facts.items()} or None)
         else:
             torch.save({"teacher": {f"backbone.{k}": v for k, v in state.items()}} | facts, aside)
+
+
+def _unshared(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Copies of what several names share, such as CoaT's positions, since safetensors takes each name's by itself."""
+    first: dict[int, str] = {}
+    return {k: v if first.setdefault(v.data_ptr(), k) == k else v.clone() for k, v in state.items()}
 
 
 def describe(source: str | Path, key: str = "teacher") -> str:

@@ -76,7 +76,7 @@ class LinearProbe(FrozenBackboneModule):
         self._columns = [[self.reads.index(read) for read in head.reads] for head in heads]
         if not backbone.embedding_is_cls and any(part == "cls" for _, part in self.reads):
             rank_zero_info(
-                f"heads: pooling=cls reads the class token; the embedding of this {type(backbone).__name__}, which k-NN "
+                f"heads: pooling=cls reads the class token; this {type(backbone).__name__}'s embedding, which k-NN "
                 "compares, is pooled from other tokens too (pooling=mean reads the patches)"
             )
         self.heads = nn.ModuleList(head.build(widths, num_classes, cls_widths) for head in heads)
