@@ -155,6 +155,12 @@ class ShardDataModule(LightningDataModule):
         pixels = getattr(getattr(module, "backbone", None), "pixels", None)
         return default if pixels is None else getattr(pixels, name)
 
+    def image_size(self, stage: Stage) -> int | None:
+        """Side of the images that a stage's first split shows, of the global views where there are several; None where
+        its transform does not say."""
+        split = next(iter(self._stages[stage]), None)
+        return None if split is None else getattr(self.splits[split].transform, "size", None)
+
     # ---- where and how much -------------------------------------------------------------------------------
 
     @property

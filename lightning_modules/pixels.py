@@ -1,6 +1,5 @@
 """Holds what weights were trained on against what the data module feeds them, and records it in checkpoints."""
 
-from dataclasses import replace
 from typing import Any
 
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
@@ -38,15 +37,28 @@ class KnowsItsPixels:
             )
         elif not wanted.normalizes_as(IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD):
             rank_zero_info(f"images are normalised by {wanted.source}: mean {shown(used.mean)}, std {shown(used.std)}")
-        if wanted.interpolation not in (None, INTERPOLATION):
-            rank_zero_info(f"{wanted.source} resizes by {wanted.interpolation}; the data here by {INTERPOLATION}")
+        size = self._image_size("val")
+        by_others = [] if wanted.interpolation in (None, INTERPOLATION) else [f"resized by {wanted.interpolation}"]
+        if wanted.size is not None and size is not None and wanted.size != (size, size):
+            by_others.append(f"of {wanted.size[0]} x {wanted.size[1]} pixels")
+        if by_others:
+            here = f"{'' if size is None else f'{size} x {size}, '}{INTERPOLATION}"
+            rank_zero_info(f"{wanted.source} says that images were {', '.join(by_others)}; evaluated here: {here}")
+
+    def _image_size(self, stage: str) -> int | None:
+        """Of the data; None where no data module of ours says so."""
+        ask = getattr(getattr(getattr(self, "_trainer", None), "datamodule", None), "image_size", None)
+        return None if ask is None else ask(stage)
 
     def _used_pixels(self) -> Pixels | None:
         """What the data are normalised by; None where no data module of ours says so."""
         trainer: Any = getattr(self, "_trainer", None)
         data = getattr(trainer, "datamodule", None)
         mean, std = getattr(data, "mean", None), getattr(data, "std", None)
-        return None if mean is None or std is None else Pixels(tuple(mean), tuple(std), "this run")
+        if mean is None or std is None:
+            return None
+        side = self._image_size("train") or self._image_size("val")
+        return Pixels(tuple(mean), tuple(std), "this run", None if side is None else (side, side))
 
     def on_fit_start(self) -> None:
         self._name_contradictions()
@@ -61,10 +73,7 @@ class KnowsItsPixels:
         self._name_contradictions()
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        used, known = self._used_pixels(), self.backbone.pixels
-        if used is not None:
-            if known is not None and known.normalizes_as(used.mean, used.std):
-                used = replace(known, mean=used.mean, std=used.std)
+        if (used := self._used_pixels()) is not None:
             checkpoint[KEY] = used.record()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:

@@ -78,6 +78,15 @@ def test_timms_configuration_is_taken(monkeypatch, tmp_path, shards):
         assert said in found[0]
 
 
+def test_another_size_and_interpolation_are_said(shards, caplog):
+    model = vit()
+    model.pixels = pixels.Pixels(*IMAGENET, "the file", (24, 24), "bilinear")
+    with caplog.at_level("INFO"):
+        assert seen(Seen(model, num_classes=10, k=[5]), shards, resize=16, crop=16) == []
+    said = "the file says that images were resized by bilinear, of 24 x 24 pixels; evaluated here: 16 x 16, bicubic"
+    assert caplog.messages.count(said) == 1
+
+
 def test_random_weights_want_nothing(shards):
     module = Seen(TimmModel("test_vit", img_size=32), num_classes=10, k=[5])
     assert seen(module, shards, resize=32, crop=32) == [] and module.low < -1.5
@@ -141,11 +150,16 @@ def test_training_goes_on_as_it_was_fed(trained_at_half, shards, tmp_path):
     folder = run("fit", "dino", shards, tmp_path, "vit", *start)
     last = folder / "checkpoints/last.ckpt"
     assert torch.load(last, weights_only=True)["pixels"]["mean"] == list(HALF)
-    folder = run("fit", "dino", shards, tmp_path, "vit", "--ckpt_path", str(last), *start[:2])
-    assert torch.load(folder / "checkpoints/last.ckpt", weights_only=True)["pixels"]["mean"] == list(HALF)
+    again = ["--trainer.logger.init_args.name", "again", "--trainer.max_epochs", "2"]
+    run("fit", "dino", shards, tmp_path, "vit", "--ckpt_path", str(trained_at_half), *again)
+    resumed = tmp_path / "again"
+    saved = torch.load(resumed / "checkpoints/last.ckpt", weights_only=True)
+    assert saved["pixels"]["mean"] == list(HALF) and saved["epoch"] == 1
+    changed = json.loads((resumed / "run.json").read_text())["changed_on_resume"]
+    assert [change["key"] for change in changed] == ["trainer.max_epochs"]
 
 
 def test_without_weights(pretrained):
     """ImageNet's is what a run is normalised by that starts from none."""
     saved = torch.load(pretrained / "checkpoints/last.ckpt", weights_only=True)["pixels"]
-    assert saved == {"mean": list(IMAGENET[0]), "std": list(IMAGENET[1])}
+    assert saved == {"mean": list(IMAGENET[0]), "std": list(IMAGENET[1]), "size": [16, 16]}
