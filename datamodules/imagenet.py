@@ -8,7 +8,7 @@ from datamodules.dataset import Policy
 from datamodules.masks import MaskEncoding
 from datamodules.multicrop import MultiCropConfig
 from datamodules.samples import ShardError, Source
-from datamodules.shard_datamodule import IMAGENET_MEAN, IMAGENET_STD, LoaderWrap, ShardDataModule, Split
+from datamodules.shard_datamodule import LoaderWrap, ShardDataModule, Split
 from datamodules.transforms import EvaluationTransform, MultiCropTransform, ProbeTransform, Transform
 
 VIEWS = ("multicrop", "probe", "features", "knn")
@@ -38,7 +38,7 @@ class ImageNetDataModule(ShardDataModule):
         policy: what to do with bad samples: ``strict`` stops and names them, ``skip`` leaves them out and counts.
         shuffle_window: training samples shuffled together inside a rank's span.
         prefetch: batches each worker prepares ahead.
-        mean, std: for normalisation.
+        mean, std: for normalisation; see ShardDataModule.
         cache_dir, cache_gib: where shards from a URL are kept on each node, and how much of each URL's.
         multicrop_pipelines: views of ``multicrop`` by albumentations, in the place of ``multicrop``.
         mask_encoding: how masks, where there are any, tell ids; see :data:`datamodules.masks.MaskEncoding`.
@@ -67,8 +67,8 @@ class ImageNetDataModule(ShardDataModule):
         policy: Policy = "strict",
         shuffle_window: int = 2048,
         prefetch: int = 4,
-        mean: tuple[float, float, float] = IMAGENET_MEAN,
-        std: tuple[float, float, float] = IMAGENET_STD,
+        mean: tuple[float, float, float] | None = None,
+        std: tuple[float, float, float] | None = None,
         cache_dir: str | None = None,
         cache_gib: float = 200.0,
         multicrop_pipelines: list[PipelineViews] | None = None,

@@ -2,7 +2,7 @@
 
 from datamodules.dataset import Policy
 from datamodules.masks import MOST_CLASSES, MaskEncoding
-from datamodules.shard_datamodule import IMAGENET_MEAN, IMAGENET_STD, ShardDataModule, Split
+from datamodules.shard_datamodule import ShardDataModule, Split
 from datamodules.transforms import EvaluationTransform
 
 
@@ -19,7 +19,7 @@ class ImageNetSDataModule(ShardDataModule):
         resize, crop: of the evaluation transform.
         policy: what to do with bad samples: ``strict`` stops and names them, ``skip`` leaves them out and counts.
         prefetch: batches each worker prepares ahead.
-        mean, std: for normalisation.
+        mean, std: for normalisation; see ShardDataModule.
         cache_dir, cache_gib: where shards from a URL are kept on each node, and how much of each URL's.
         mask_encoding: how masks tell ids: ``index`` by grey level, ``rgb`` as R + 256·G with B = 0 (ImageNet-S),
             ``palette`` by a palette's numbers (Pascal VOC), ``alpha`` as what is opaque; ``auto`` takes index for one
@@ -37,8 +37,8 @@ class ImageNetSDataModule(ShardDataModule):
         crop: int = 224,
         policy: Policy = "strict",
         prefetch: int = 4,
-        mean: tuple[float, float, float] = IMAGENET_MEAN,
-        std: tuple[float, float, float] = IMAGENET_STD,
+        mean: tuple[float, float, float] | None = None,
+        std: tuple[float, float, float] | None = None,
         cache_dir: str | None = None,
         cache_gib: float = 200.0,
         mask_encoding: MaskEncoding = "auto",

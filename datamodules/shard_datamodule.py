@@ -79,7 +79,8 @@ class ShardDataModule(LightningDataModule):
         policy: what to do with bad samples: ``strict`` stops and names them, ``skip`` leaves them out and counts.
         shuffle_window: training samples shuffled together inside a rank's span.
         prefetch: batches each worker prepares ahead.
-        mean, std: for normalisation.
+        mean, std: for normalisation; None takes what the backbone's weights were trained with, where they say so
+            (``backbone.pixels``), else ImageNet's.
         cache_dir, cache_gib: where shards from a URL are kept on each node, and how much of each URL's.
 
     Attributes:
@@ -101,8 +102,8 @@ class ShardDataModule(LightningDataModule):
         policy: Policy = "strict",
         shuffle_window: int = 2048,
         prefetch: int = 4,
-        mean: tuple[float, float, float] = IMAGENET_MEAN,
-        std: tuple[float, float, float] = IMAGENET_STD,
+        mean: tuple[float, float, float] | None = None,
+        std: tuple[float, float, float] | None = None,
         cache_dir: str | None = None,
         cache_gib: float = 200.0,
     ) -> None:
@@ -112,7 +113,7 @@ class ShardDataModule(LightningDataModule):
         self.root, self.batch_size, self.num_workers, self.prefetch = root, batch_size, num_workers, prefetch
         self.seed = int(os.environ.get("PL_GLOBAL_SEED", 0)) if seed is None else seed
         self.policy: Policy = policy
-        self.shuffle_window, self.mean, self.std = shuffle_window, mean, std
+        self.shuffle_window, self._mean, self._std = shuffle_window, mean, std
         self.cache_dir, self.cache_gib = cache_dir, cache_gib
         self.skipped = 0
         self.splits: dict[str, Split] = {}
@@ -136,6 +137,29 @@ class ShardDataModule(LightningDataModule):
         """The splits. Lightning's own would read a batch of each."""
         splits = [f"  {name}: {s.shards}, {type(s.transform).__name__}" for name, s in self.splits.items()]
         return "\n".join([f"{type(self).__name__}({self.root})", *splits])
+
+    # ---- normalisation ------------------------------------------------------------------------------------
+
+    @property
+    def mean(self) -> tuple[float, ...]:
+        """What pixels in [0, 1] are normalised by."""
+        return self._of_weights("mean", IMAGENET_MEAN) if self._mean is None else self._mean
+
+    @property
+    def std(self) -> tuple[float, ...]:
+        """What pixels in [0, 1] are normalised by."""
+        return self._of_weights("std", IMAGENET_STD) if self._std is None else self._std
+
+    def _of_weights(self, name: str, default: tuple[float, ...]) -> tuple[float, ...]:
+        module = None if self.trainer is None else self.trainer.lightning_module
+        pixels = getattr(getattr(module, "backbone", None), "pixels", None)
+        return default if pixels is None else getattr(pixels, name)
+
+    def image_size(self, stage: Stage) -> int | None:
+        """Side of the images that a stage's first split shows, of the global views where there are several; None where
+        its transform does not say."""
+        split = next(iter(self._stages[stage]), None)
+        return None if split is None else getattr(self.splits[split].transform, "size", None)
 
     # ---- where and how much -------------------------------------------------------------------------------
 

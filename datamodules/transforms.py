@@ -148,6 +148,11 @@ class MultiCropTransform(Transform):
     def __init__(self, multicrop: MultiCropConfig = MultiCropConfig()) -> None:  # noqa: B008  # a value, never changed
         self.multicrop = multicrop
 
+    @property
+    def size(self) -> int:
+        """Side of the global views in pixels."""
+        return self.multicrop.global_size
+
     @cached_property
     def crops(self) -> MultiCrop:
         """Compiles the renderer when it is first asked for."""
