@@ -193,7 +193,7 @@ def main(arguments: list[str] | None = None) -> None:
             onnx.add_argument(
                 "--normalize",
                 action="store_true",
-                help="take RGB in [0, 1]; normalise inside, as the weights' source says, else as ImageNet",
+                help="take RGB in [0, 1] and normalise inside, as the weights were fed",
             )
             onnx.add_argument(
                 "--fixed-size", action="store_true", help="one height and width; the batch is always free"
