@@ -99,7 +99,7 @@ def size_refused(model: nn.Module, name: str, step: int, images: Tensor, error: 
         return None
     size, why = own_size(model), reason(error)
     near = (-(-height // step) * step, -(-width // step) * step)
-    if near != (height, width) and _takes(model, images, near):
+    if near not in ((height, width), size) and _takes(model, images, near):
         return (
             f"timm's {name} does not take images of {height} x {width} ({why}); it takes multiples of {step} pixels, "
             f"such as {near[0]} x {near[1]}"

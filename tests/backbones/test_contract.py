@@ -363,6 +363,8 @@ def test_sizes_that_a_family_does_not_take_are_named():
         with pytest.raises(ValueError, match=said):
             ask(torch.zeros(2, 3, 96, 64))
     assert levit.training
+    with pytest.raises(ValueError, match=r"does not take images of 32 x 32 .*as it is built it takes 64 x 64: set"):
+        TimmModel("levit_128s", img_size=64)(torch.zeros(2, 3, 32, 32))
     with pytest.raises(
         ValueError, match=r"test_vit does not take images of 60 x 64 .*multiples of 16 pixels, such as 64 x 64"
     ):
