@@ -207,16 +207,20 @@ def one_family(family: str) -> dict[str, Any]:
     return row | {"seconds": round(time.perf_counter() - start, 1)}
 
 
-def in_a_process(family: str) -> dict[str, Any]:
+def in_a_process(family: str, limit: float) -> dict[str, Any]:
     """:func:`one_family` with its own memory, so that its end is not the sweep's."""
     command = [sys.executable, __file__, family]
-    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    no = {"family": family, "model": MODELS[family], "runs": False}
+    try:
+        run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=limit)
+    except subprocess.TimeoutExpired:
+        return no | {"cause": f"not done in {limit:.0f} s"}
     last = run.stdout.strip().splitlines()[-1:] or [""]
     try:
         return json.loads(last[0])
     except json.JSONDecodeError:
         cause = f"the process ended with {run.returncode}: {(run.stderr.strip().splitlines() or [''])[-1]}"
-        return {"family": family, "model": MODELS[family], "runs": False, "cause": cause}
+        return no | {"cause": cause}
 
 
 def table(rows: list[dict[str, Any]]) -> None:
@@ -243,6 +247,7 @@ def main() -> None:
     parser.add_argument("families", nargs="*", help="these alone, a JSON line each")
     parser.add_argument("--state", type=Path, default=Path("timm_sweep.jsonl"), help="what is done already")
     parser.add_argument("--jobs", type=int, default=1, help="families at a time")
+    parser.add_argument("--limit", type=float, default=240, help="seconds for a family")
     args = parser.parse_args()
     if args.families:
         warnings.filterwarnings("ignore")
@@ -254,12 +259,13 @@ def main() -> None:
     rows = [json.loads(line) for line in args.state.read_text().splitlines()] if args.state.exists() else []
     left = [family for family in MODELS if family not in {row["family"] for row in rows}]
     with ThreadPoolExecutor(args.jobs) as pool:
-        for done in as_completed([pool.submit(in_a_process, family) for family in left]):
+        for done in as_completed([pool.submit(in_a_process, family, args.limit) for family in left]):
             rows.append(row := done.result())
             with args.state.open("a") as file:
                 file.write(json.dumps(row) + "\n")
             print(json.dumps(row), flush=True)
-    if unknown := sorted({*timm.list_modules()} - MODELS.keys()):
+    ours = {name.rpartition(".")[2] for name in sys.modules if name.startswith("backbones.")}
+    if unknown := sorted({*timm.list_modules()} - MODELS.keys() - ours):
         rows += [{"family": f, "model": "", "runs": False, "cause": "not in the sweep's list"} for f in unknown]
     table(rows)
 
