@@ -58,6 +58,10 @@ class Backbone(nn.Module, ABC):
     """Of each block or stage, in timm's terms: ``num_chs`` D_i, ``reduction`` (pixels a side of a cell), ``module``."""
     patch_size: int
     """Pixels that a side of the image must be a multiple of."""
+    in_chans: int | None = None
+    """Channels of the images; None where a family does not say."""
+    input_conv: str | None = "patch_embed.proj.weight"
+    """Name of the parameter (D, C, p, p) that meets the images first."""
     published_stream: Stream = "residual"
     """What ``published`` means for the family."""
     pools: tuple[str, ...] = ("token", "avg", "")

@@ -29,6 +29,7 @@ class TimmModel(MixingBackbone):
         img_size: side, or (height, width); None keeps the model's own. Only for models that take it.
         pretrained: load timm's published weights.
         drop_path: stochastic depth rate.
+        in_chans: channels of the images; timm's weights of another number are adapted as timm does.
 
     Raises:
         ValueError: where timm does not know the name or the model offers no intermediate features.
@@ -42,15 +43,18 @@ class TimmModel(MixingBackbone):
         img_size: int | tuple[int, int] | None = None,
         pretrained: bool = False,
         drop_path: float = 0.0,
+        in_chans: int = 3,
     ) -> None:
         super().__init__()
         if not timm.is_model(name):
             near = timm.list_models(f"*{name.split('_')[0]}*")[:5]
             raise ValueError(f"timm has no model {name!r}; near it: {', '.join(near) or 'none'}")
-        model = _create(name, img_size, pretrained, drop_path)
+        model = _create(name, img_size, pretrained, drop_path, in_chans)
         if not hasattr(model, "forward_intermediates"):
             raise ValueError(f"timm's {name} offers no forward_intermediates, so it has no feature maps to probe")
-        self.model = model
+        self.model, self.in_chans = model, in_chans
+        first = model.default_cfg.get("first_conv")
+        self.input_conv = f"model.{first}.weight" if isinstance(first, str) else None
         self.weights_source = f"timm's {name}" if pretrained else "random initialisation"
         self.num_features = getattr(model, "head_hidden_size", None) or model.num_features
         self.feature_info = [dict(info) for info in model.feature_info]
@@ -149,7 +153,7 @@ class TimmModel(MixingBackbone):
         config, embed = self.model.default_cfg, getattr(self.model, "patch_embed", None)
         height, width = getattr(embed, "img_size", None) or config["input_size"][-2:]
         parameter = next(self.model.parameters())
-        images = parameter.new_zeros(1, getattr(self.model, "in_chans", config["input_size"][0]), height, width)
+        images = parameter.new_zeros(1, self.in_chans, height, width)
         reduction = self.feature_info[0]["reduction"]
         tokens = self.num_prefix + (height // reduction) * (width // reduction)
         return token_attention(self.model, [info["module"] for info in self.feature_info], images, tokens)
@@ -239,13 +243,17 @@ class TimmModel(MixingBackbone):
         return state
 
 
-def _create(name: str, img_size: int | tuple[int, int] | None, pretrained: bool, drop_path: float) -> nn.Module:
+def _create(
+    name: str, img_size: int | tuple[int, int] | None, pretrained: bool, drop_path: float, in_chans: int
+) -> nn.Module:
     """timm's model without a classifier. ValueError for an option that its family does not have."""
     options: dict[str, Any] = {} if img_size is None else {"img_size": img_size}
     if drop_path:
         options["drop_path_rate"] = drop_path
     if pretrained:
         options["pretrained"] = True
+    if in_chans != 3:
+        options["in_chans"] = in_chans
     try:  # transformers resample their positions with this switch; other families do not know it
         return timm.create_model(name, num_classes=0, dynamic_img_size=True, **options)
     except TypeError:
@@ -261,6 +269,7 @@ def _create(name: str, img_size: int | tuple[int, int] | None, pretrained: bool,
         if not refused:
             raise
         hint = {"img_size": "leave it null: it takes images of any size", "drop_path_rate": "set drop_path to 0"}
+        hint["in_chans"] = "it takes images of 3 channels"
         key = "drop_path" if refused[0] == "drop_path_rate" else refused[0]
         raise ValueError(
             f"{key}={options[refused[0]]}: timm's {name} does not have this option; {hint[refused[0]]}"

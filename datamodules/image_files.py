@@ -76,7 +76,7 @@ def read_image(path: Path, rules: PixelRules, tally: Tally) -> ImageBytes:
     Raises:
         ShardError: for a file that is empty, cut off, or no image of these formats.
     """
-    data = _bytes(path)
+    data = file_bytes(path)
     try:
         image = Image.open(io.BytesIO(data), formats=FORMATS)
         if not _whole(data, str(image.format)):
@@ -100,7 +100,8 @@ def read_image(path: Path, rules: PixelRules, tally: Tally) -> ImageBytes:
         ) from None
 
 
-def _bytes(path: Path) -> bytes:
+def file_bytes(path: Path) -> bytes:
+    """A file's content. ShardError where it is missing, empty or cannot be read."""
     if not path.is_file():
         raise ShardError(f"{path} is {'a link to nowhere' if path.is_symlink() else 'no file'}; restore or remove it")
     try:

@@ -7,8 +7,9 @@ from datamodules.albumentations_transforms import AlbumentationsImage, Albumenta
 from datamodules.dataset import Policy
 from datamodules.masks import MaskEncoding
 from datamodules.multicrop import MultiCropConfig
+from datamodules.pixel_format import declared
 from datamodules.samples import ShardError, Source
-from datamodules.shard_datamodule import IMAGENET_MEAN, IMAGENET_STD, LoaderWrap, ShardDataModule, Split
+from datamodules.shard_datamodule import LoaderWrap, ShardDataModule, Split
 from datamodules.transforms import EvaluationTransform, MultiCropTransform, ProbeTransform, Transform
 
 VIEWS = ("multicrop", "probe", "features", "knn")
@@ -38,12 +39,14 @@ class ImageNetDataModule(ShardDataModule):
         policy: what to do with bad samples: ``strict`` stops and names them, ``skip`` leaves them out and counts.
         shuffle_window: training samples shuffled together inside a rank's span.
         prefetch: batches each worker prepares ahead.
-        mean, std: for normalisation.
+        mean, std: for normalisation; see ShardDataModule.
         cache_dir, cache_gib: where shards from a URL are kept on each node, and how much of each URL's.
         multicrop_pipelines: views of ``multicrop`` by albumentations, in the place of ``multicrop``.
         mask_encoding: how masks, where there are any, tell ids; see :data:`datamodules.masks.MaskEncoding`.
         probe_pipeline: the ``probe`` view by albumentations: transforms, each ``class_path: albumentations.NAME`` and
             ``init_args``, that end with an image of ``probe_size``; ``probe_scale`` then has no say.
+        in_chans, bits, max_value, rgb, pages: what images consist of; see
+            :class:`~datamodules.pixel_format.PixelFormat`.
 
     Attributes:
         wrap_loader: with view ``features``, what a model sets in its ``setup`` to make them: it is called for ``train``
@@ -67,32 +70,40 @@ class ImageNetDataModule(ShardDataModule):
         policy: Policy = "strict",
         shuffle_window: int = 2048,
         prefetch: int = 4,
-        mean: tuple[float, float, float] = IMAGENET_MEAN,
-        std: tuple[float, float, float] = IMAGENET_STD,
+        mean: tuple[float, ...] | None = None,
+        std: tuple[float, ...] | None = None,
         cache_dir: str | None = None,
         cache_gib: float = 200.0,
         multicrop_pipelines: list[PipelineViews] | None = None,
         probe_pipeline: list[dict] | None = None,
         mask_encoding: MaskEncoding = "auto",
+        in_chans: int = 3,
+        bits: Literal[8, 16, 32] = 8,
+        max_value: float | None = None,
+        rgb: tuple[int, int, int] | None = None,
+        pages: Literal["one", "bands"] = "one",
     ) -> None:
         if view not in VIEWS:
             raise ValueError(f"data.init_args.view={view!r}; allowed: {', '.join(VIEWS)}")
         if val_shards is None and view == "knn":
             raise ValueError("data.init_args.view=knn wants data.init_args.val_shards: the images that are scored")
-        evaluation = EvaluationTransform(resize, crop, mask_encoding=mask_encoding)
+        pixels = declared(in_chans, bits, max_value, rgb, pages)
+        evaluation = EvaluationTransform(resize, crop, mask_encoding=mask_encoding, pixels=pixels)
         training: Transform
         if view == "features":
             training = evaluation
         elif view == "multicrop":
             training = (
-                MultiCropTransform(multicrop)
+                MultiCropTransform(multicrop, pixels)
                 if multicrop_pipelines is None
-                else AlbumentationsViews(multicrop_pipelines, "data.init_args.multicrop_pipelines")
+                else AlbumentationsViews(multicrop_pipelines, "data.init_args.multicrop_pipelines", pixels)
             )
         elif probe_pipeline is None:
-            training = ProbeTransform(probe_size, probe_scale)
+            training = ProbeTransform(probe_size, probe_scale, pixels)
         else:
-            training = AlbumentationsImage(probe_size, probe_pipeline, key="data.init_args.probe_pipeline")
+            training = AlbumentationsImage(
+                probe_size, probe_pipeline, key="data.init_args.probe_pipeline", pixels=pixels
+            )
         train, val = Split(train_shards, training), None if val_shards is None else Split(val_shards, evaluation)
         super().__init__(
             root,

@@ -1,8 +1,11 @@
 """ImageNet-S: images with foreground masks, for evaluation."""
 
+from typing import Literal
+
 from datamodules.dataset import Policy
 from datamodules.masks import MOST_CLASSES, MaskEncoding
-from datamodules.shard_datamodule import IMAGENET_MEAN, IMAGENET_STD, ShardDataModule, Split
+from datamodules.pixel_format import declared
+from datamodules.shard_datamodule import ShardDataModule, Split
 from datamodules.transforms import EvaluationTransform
 
 
@@ -19,12 +22,13 @@ class ImageNetSDataModule(ShardDataModule):
         resize, crop: of the evaluation transform.
         policy: what to do with bad samples: ``strict`` stops and names them, ``skip`` leaves them out and counts.
         prefetch: batches each worker prepares ahead.
-        mean, std: for normalisation.
+        mean, std: for normalisation; see ShardDataModule.
         cache_dir, cache_gib: where shards from a URL are kept on each node, and how much of each URL's.
         mask_encoding: how masks tell ids: ``index`` by grey level, ``rgb`` as R + 256·G with B = 0 (ImageNet-S),
             ``palette`` by a palette's numbers (Pascal VOC), ``alpha`` as what is opaque; ``auto`` takes index for one
             channel and rgb for three.
         largest_id: highest id beside 1000.
+        in_chans, bits, max_value, rgb: what images consist of; see :class:`~datamodules.pixel_format.PixelFormat`.
     """
 
     def __init__(
@@ -37,16 +41,21 @@ class ImageNetSDataModule(ShardDataModule):
         crop: int = 224,
         policy: Policy = "strict",
         prefetch: int = 4,
-        mean: tuple[float, float, float] = IMAGENET_MEAN,
-        std: tuple[float, float, float] = IMAGENET_STD,
+        mean: tuple[float, ...] | None = None,
+        std: tuple[float, ...] | None = None,
         cache_dir: str | None = None,
         cache_gib: float = 200.0,
         mask_encoding: MaskEncoding = "auto",
         largest_id: int = MOST_CLASSES,
+        in_chans: int = 3,
+        bits: Literal[8, 16, 32] = 8,
+        max_value: float | None = None,
+        rgb: tuple[int, int, int] | None = None,
     ) -> None:
         transform = EvaluationTransform(
-            resize, crop, masks_required=True, labels_required=False, mask_encoding=mask_encoding, largest_id=largest_id
-        )
+            resize, crop, masks_required=True, labels_required=False, mask_encoding=mask_encoding,
+            largest_id=largest_id, pixels=declared(in_chans, bits, max_value, rgb),
+        )  # fmt: skip
         super().__init__(
             root,
             val=Split(val_shards, transform),

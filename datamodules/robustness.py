@@ -7,7 +7,7 @@ from datamodules.dataset import Policy
 from datamodules.image_tree import ImageTree
 from datamodules.labels import subset_classes
 from datamodules.samples import ShardError, Source
-from datamodules.shard_datamodule import IMAGENET_MEAN, IMAGENET_STD, ShardDataModule, Split
+from datamodules.shard_datamodule import ShardDataModule, Split
 from datamodules.shards import ShardSet
 from datamodules.transforms import AnswersTransform
 
@@ -41,7 +41,7 @@ class RobustnessDataModule(ShardDataModule):
         resize, crop: of the evaluation transform.
         policy: what to do with bad samples: ``strict`` stops and names them, ``skip`` leaves them out and counts.
         prefetch: batches each worker prepares ahead.
-        mean, std: for normalisation.
+        mean, std: for normalisation; see ShardDataModule.
     """
 
     def __init__(
@@ -54,8 +54,8 @@ class RobustnessDataModule(ShardDataModule):
         crop: int = 224,
         policy: Policy = "strict",
         prefetch: int = 4,
-        mean: tuple[float, float, float] = IMAGENET_MEAN,
-        std: tuple[float, float, float] = IMAGENET_STD,
+        mean: tuple[float, float, float] | None = None,
+        std: tuple[float, float, float] | None = None,
     ) -> None:
         if not sets:
             raise ValueError("data.init_args.sets is empty; list at least one, name: {path: folder or shards}")

@@ -5,6 +5,7 @@ import logging
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -18,10 +19,20 @@ from datamodules.image_tree import ImageFolder
 from datamodules.loaders import ResumableLoader, ShardLoader
 from datamodules.position import Position, TrainerPosition
 from datamodules.remote import ShardCache, is_remote
-from datamodules.samples import Source
+from datamodules.samples import ShardError, Source
+from datamodules.shard_info import INFO_FILES
 from datamodules.shards import ShardSet
 from datamodules.span_plan import EvaluationPlan, TrainPlan
-from datamodules.split_checks import check_classes, check_labels, refuse_labels
+from datamodules.split_checks import (
+    check_channels,
+    check_classes,
+    check_labels,
+    check_records,
+    colours_left_out,
+    common_format,
+    refuse_labels,
+)
+from datamodules.statistics import check_length, training_statistics
 from datamodules.transforms import Transform, finish_images, normalize
 
 logger = logging.getLogger(__name__)
@@ -79,7 +90,8 @@ class ShardDataModule(LightningDataModule):
         policy: what to do with bad samples: ``strict`` stops and names them, ``skip`` leaves them out and counts.
         shuffle_window: training samples shuffled together inside a rank's span.
         prefetch: batches each worker prepares ahead.
-        mean, std: for normalisation.
+        mean, std: for normalisation, a value for each channel; None takes ImageNet's for ordinary images, and for others
+            what ``python -m datamodules.prepare`` recorded with the training split's shards.
         cache_dir, cache_gib: where shards from a URL are kept on each node, and how much of each URL's.
 
     Attributes:
@@ -101,8 +113,8 @@ class ShardDataModule(LightningDataModule):
         policy: Policy = "strict",
         shuffle_window: int = 2048,
         prefetch: int = 4,
-        mean: tuple[float, float, float] = IMAGENET_MEAN,
-        std: tuple[float, float, float] = IMAGENET_STD,
+        mean: tuple[float, ...] | None = None,
+        std: tuple[float, ...] | None = None,
         cache_dir: str | None = None,
         cache_gib: float = 200.0,
     ) -> None:
@@ -112,7 +124,7 @@ class ShardDataModule(LightningDataModule):
         self.root, self.batch_size, self.num_workers, self.prefetch = root, batch_size, num_workers, prefetch
         self.seed = int(os.environ.get("PL_GLOBAL_SEED", 0)) if seed is None else seed
         self.policy: Policy = policy
-        self.shuffle_window, self.mean, self.std = shuffle_window, mean, std
+        self.shuffle_window, self._mean, self._std = shuffle_window, mean, std
         self.cache_dir, self.cache_gib = cache_dir, cache_gib
         self.skipped = 0
         self.splits: dict[str, Split] = {}
@@ -120,9 +132,14 @@ class ShardDataModule(LightningDataModule):
             stage: self._add(stage, of)
             for stage, of in (("train", train), ("val", val), ("test", test), ("predict", predict))
         }
+        self.pixels = common_format({name: split.transform.pixels for name, split in self.splits.items()})
+        for name, values in (("mean", mean), ("std", std)):
+            if values is not None:
+                check_length(name, values, self.in_chans)
         self._position: Position | None = None
         self._sources: dict[str, Source] = {}
         self._found: dict[str, Source] = {}
+        self._recorded: dict[str, tuple[float, ...]] | None = None
 
     def _add(self, stage: str, of: Split | dict[str, Split] | None) -> list[str]:
         """Names of a stage's splits: where each stands in the configuration."""
@@ -136,6 +153,61 @@ class ShardDataModule(LightningDataModule):
         """The splits. Lightning's own would read a batch of each."""
         splits = [f"  {name}: {s.shards}, {type(s.transform).__name__}" for name, s in self.splits.items()]
         return "\n".join([f"{type(self).__name__}({self.root})", *splits])
+
+    # ---- what images consist of ---------------------------------------------------------------------------
+
+    @property
+    def in_chans(self) -> int:
+        """Channels of the images."""
+        return self.pixels.in_chans
+
+    @property
+    def mean(self) -> tuple[float, ...]:
+        """Of each channel, as a share of the full scale; floats as they are. ValueError where nobody says it."""
+        return self._of_data("mean", IMAGENET_MEAN) if self._mean is None else self._mean
+
+    @property
+    def std(self) -> tuple[float, ...]:
+        """See ``mean``."""
+        return self._of_data("std", IMAGENET_STD) if self._std is None else self._std
+
+    def _of_data(self, name: str, default: tuple[float, ...]) -> tuple[float, ...]:
+        if self.pixels.plain:
+            return default
+        if self._recorded is None:
+            train = self.splits["train"].shards if "train" in self.splits else None
+            self._recorded = training_statistics(
+                self._info, train if isinstance(train, str) else None, self.root, self.pixels
+            )
+        return self._recorded[name]
+
+    @cached_property
+    def _info(self) -> str:
+        """The root's ``_info.json``; empty where there is none."""
+        if is_remote(self.root):
+            try:
+                return self._cache.index(INFO_FILES)
+            except ShardError:  # reading the shards meets the same
+                return ""
+        path = Path(self.root).expanduser() / INFO_FILES[0]
+        return path.read_text() if path.is_file() else ""
+
+    @property
+    def _cache(self) -> ShardCache:
+        """Where shards of a remote root are kept."""
+        folder = Path(self.cache_dir).expanduser() if self.cache_dir else None
+        return ShardCache(self.root, folder, int(self.cache_gib * 2**30))
+
+    def _check_format(self) -> None:
+        """ValueError where shards in use are known to hold other images, mean and std are not known, or the model takes
+        other channels."""
+        splits = {name: self.splits[name] for name in self._in_use()}
+        check_records([split.shards for split in splits.values()], self._info, self.root, self.pixels)
+        _ = self.mean, self.std
+        module = None if self.trainer is None else self.trainer.lightning_module
+        check_channels(getattr(getattr(module, "backbone", None), "in_chans", None), self.in_chans)
+        if "train" in splits and (text := colours_left_out(splits["train"].transform)):
+            rank_zero_info(text)
 
     # ---- where and how much -------------------------------------------------------------------------------
 
@@ -162,11 +234,11 @@ class ShardDataModule(LightningDataModule):
             return shards
         if shards not in self._found:  # splits may share them
             if is_remote(self.root):
-                folder = Path(self.cache_dir).expanduser() if self.cache_dir else None
-                cache = ShardCache(self.root, folder, int(self.cache_gib * 2**30))
-                self._found[shards] = ShardSet.find_remote(cache, shards, self._option(split))
+                self._found[shards] = ShardSet.find_remote(self._cache, shards, self._option(split))
             elif shards and (Path(self.root).expanduser() / shards).is_dir():
-                self._found[shards] = ImageFolder(Path(self.root).expanduser() / shards, self._option(split))
+                self._found[shards] = ImageFolder(
+                    Path(self.root).expanduser() / shards, self._option(split), self.pixels
+                )
             else:
                 self._found[shards] = ShardSet.find(Path(self.root), shards, self._option(split))
         return self._found[shards]
@@ -198,6 +270,7 @@ class ShardDataModule(LightningDataModule):
         if module is None:
             return
         splits = self._in_use()
+        self._check_format()
         check_classes({self._option(split): self.source(split) for split in splits})
         for split in splits:
             if stage == "predict" or not self.splits[split].transform.labels_required:
@@ -301,7 +374,7 @@ class ShardDataModule(LightningDataModule):
         return batch
 
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-        """What the split's transform still does on the device: uint8 images to floats in the model's dtype.
+        """What the split's transform still does on the device: images to normalised floats in the model's dtype.
 
         Without a Trainer that is float32. Batches that come from elsewhere, and so name no split, have their ``image``
         and ``crops`` normalised.
@@ -313,7 +386,11 @@ class ShardDataModule(LightningDataModule):
         dtype = torch.float32 if module is None else next((p.dtype for p in module.parameters()), torch.float32)
 
         def normalized(image: Tensor) -> Tensor:
-            return normalize(image, self.mean, self.std, dtype)
+            return normalize(image, self.mean, self.std, dtype, self.pixels.scale)
 
         split = self.splits.get(batch.get("split", ""))
-        return finish_images(batch, normalized) if split is None else split.transform.finish(batch, normalized)
+        return (
+            finish_images(batch, normalized, raw=self.pixels.buffer)
+            if split is None
+            else split.transform.finish(batch, normalized)
+        )

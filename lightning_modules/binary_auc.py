@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from backbones import Backbone, BlockView, MixingBackbone, Stream
 from common.collectives import gather_objects
+from common.pictures import pictures
 from lightning_modules.frozen import FrozenBackboneModule
 from lightning_modules.hparams import record_hyperparameters
 from metrics import BinaryAUC
@@ -195,12 +196,12 @@ class BinaryAUCEvaluation(FrozenBackboneModule):
 
     def _keep(self, batch: dict[str, Any], named: dict[MapName, Tensor], count: int) -> dict[str, Any]:
         """The first ``count`` images of a batch with what figures show of them."""
-        images, data = batch["image"][:count], self.trainer.datamodule
-        mean, std = (torch.tensor(v).to(images)[:, None, None] for v in (data.mean, data.std))
+        images = batch["image"][:count]
+        shown = pictures(images, self.trainer.datamodule)
         features = self.backbone.forward_intermediates(images, 1, self.stream)[0]
         return {
             "keys": batch["key"][:count],
-            "images": ((images * std + mean).clamp(0, 1) * 255).round().byte().permute(0, 2, 3, 1).cpu().numpy(),
+            "images": (shown * 255).round().byte().permute(0, 2, 3, 1).cpu().numpy(),
             "masks": batch["mask"][:count].cpu().numpy(),
             "patches": features.patches.float().cpu().numpy(),
         } | {f"maps/{as_text(name)}": scores[:count].float().cpu().numpy() for name, scores in named.items()}
