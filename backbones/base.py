@@ -131,6 +131,12 @@ class Backbone(nn.Module, ABC):
         """
         return self.pooled_features(images) if self.num_classes else self(images)
 
+    def check_size(self, height: int, width: int) -> None:
+        """ValueError for images of a size that the model does not take: here, no multiples of the patch."""
+        for name, side in (("height", height), ("width", width)):
+            if side < self.patch_size or side % self.patch_size:
+                raise ValueError(f"image {name} {side} is not a multiple of patch_size {self.patch_size}")
+
     # ---- classifier, in timm's terms ----------------------------------------------------------------------
 
     def get_classifier(self) -> nn.Module:

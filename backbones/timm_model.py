@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import Any
 
 import timm
+import torch
 from timm.layers import resample_abs_pos_embed
 from torch import Tensor, nn
 
@@ -69,6 +70,24 @@ class TimmModel(MixingBackbone):
         # blocks of one width and grid share the final norm; stages of a pyramid come as they are
         self.pyramid = len({(info["num_chs"], info["reduction"]) for info in self.feature_info}) > 1
         self._normed = not self.pyramid and isinstance(getattr(model, "norm", None), nn.Module)
+
+    @torch.no_grad()
+    def check_size(self, height: int, width: int) -> None:
+        """Runs the model on a blank image; timm's families know their sizes only by refusing others."""
+        modes = {module: module.training for module in self.modules()}
+        try:
+            self.eval()
+            self.forward_intermediates(
+                next(self.parameters()).new_zeros(1, self.in_chans, height, width), 1, "residual"
+            )
+        except (AssertionError, RuntimeError, ValueError) as error:
+            reason = " ".join(str(error).split())[:200]
+            raise ValueError(
+                f"timm's {type(self.model).__name__} refuses images of {height} x {width}: {reason}"
+            ) from None
+        finally:
+            for module, training in modes.items():
+                module.training = training
 
     # ---- forward ------------------------------------------------------------------------------------------
 

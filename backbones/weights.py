@@ -28,8 +28,8 @@ def load(backbone: Backbone, source: str | Path, key: str = "teacher") -> str:
     """Loads a checkpoint into a backbone and returns the format found.
 
     What a family does to make a published state fit is its own (:meth:`~backbones.Backbone.adapt_state_dict`):
-    positions learned at another image size are resampled, a classifier that it has no place for is left out. Weights of RGB
-    are adapted to other channels as timm does, which a warning says. Everything else must match one to one.
+    positions learned at another image size are resampled, a classifier that it has no place for is left out. Weights of
+    RGB are adapted to other channels as timm does, which a warning says. Everything else must match one to one.
 
     Args:
         backbone: what to fill.
@@ -62,11 +62,13 @@ def load(backbone: Backbone, source: str | Path, key: str = "teacher") -> str:
 def _fit_channels(backbone: Backbone, state: dict[str, Tensor]) -> tuple[dict[str, Tensor], str]:
     """A state whose first convolution takes RGB made to take the backbone's channels, and in words what was done.
 
-    As ``timm.models.adapt_input_conv``: one channel gets the sum over red, green and blue; others get the three in turn,
-    times 3 / C, so that equal channels give what grey RGB gave.
+    As ``timm.models.adapt_input_conv``: one channel gets the sum over red, green and blue; others get the three in
+    turn, times 3 / C, so that equal channels give what grey RGB gave.
     """
     name = backbone.input_conv
-    own, given = (None, None) if name is None else (backbone.state_dict().get(name), state.get(name))
+    if name is None:
+        return state, ""
+    own, given = backbone.state_dict().get(name), state.get(name)
     if own is None or given is None or own.ndim != 4 or given.ndim != 4 or given.shape[1] != 3 or own.shape[1] == 3:
         return state, ""
     channels = own.shape[1]

@@ -9,15 +9,15 @@ import torch
 from torch import Tensor
 
 SHARE = 0.01
-"""Of an image's values in a channel, those that come out black and those that come out white where the range is wide."""
+"""Of an image's values in a channel, what comes out black, and what comes out white, where these have a wide range."""
 
 
 def pictures(images: Tensor, data: Any) -> Tensor:
     """(B, C, H, W) as a data module normalised them to (B, 3, H, W) RGB in [0, 1].
 
     One channel is shown grey, two as red and green, of more those that the data's ``pixels.rgb`` names, else the first
-    three. Images of 8 bits are shown as they are, up to their highest value; of 16 bits, and floats, each image's channels
-    are stretched between their 1st and 99th percentile.
+    three. Images of 8 bits are shown as they are, up to their highest value; of 16 bits, and floats, each image's
+    channels are stretched between their 1st and 99th percentile.
 
     Args:
         images: of any device and float dtype.

@@ -53,8 +53,17 @@ class AlbumentationsViews(Transform):
         for i, view in enumerate(views):
             if view.count < 1 or view.size < 1:
                 raise ValueError(f"{key}[{i}]: count={view.count} and size={view.size} must be positive")
-        self.views, self._key, self.pixels = views, key, pixels
+        self._specs, self._key, self.pixels = views, key, pixels
         self.fields = with_format(self.fields, pixels)
+
+    @property
+    def views(self) -> list[int]:
+        """Sides of the views in their order."""
+        return [view.size for view in self._specs for _ in range(view.count)]
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        return {f"multicrop_pipelines.{i}.size": view.size for i, view in enumerate(self._specs)}
 
     @cached_property
     def pipelines(self) -> list[SeededPipeline]:
@@ -62,9 +71,9 @@ class AlbumentationsViews(Transform):
         self._seed = SampleSeed()
         made = [
             SeededPipeline(view.pipeline, view.size, f"{self._key}[{i}].pipeline", self._seed, self.pixels)
-            for i, view in enumerate(self.views)
+            for i, view in enumerate(self._specs)
         ]
-        return [pipeline for pipeline, view in zip(made, self.views, strict=True) for _ in range(view.count)]
+        return [pipeline for pipeline, view in zip(made, self._specs, strict=True) for _ in range(view.count)]
 
     def prepare(self) -> None:
         _ = self.pipelines

@@ -1,7 +1,7 @@
 """What :mod:`datamodules.pixel_ops` does to RGB, for any channels and depth: (H, W, C) to the same.
 
-Views are worked on as float32 in their own units. Of 8 bits each operation leaves whole numbers, as PIL does; deeper ones
-keep fractions. Values of a known range are cut to it; see :class:`~datamodules.pixel_format.PixelFormat`.
+Views are worked on as float32 in their own units. Of 8 bits each operation leaves whole numbers, as PIL does; deeper
+ones keep fractions. Values of a known range are cut to it; see :class:`~datamodules.pixel_format.PixelFormat`.
 
 Brightness, contrast, blur and solarize are defined for any channels: contrast turns about one mean over all channels.
 Saturation, hue and grey values are RGB's, and exist where there are three channels.

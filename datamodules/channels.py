@@ -73,8 +73,8 @@ def checked(found: np.ndarray, what: str, pixels: PixelFormat) -> np.ndarray:
     else:
         if kind not in "iu" or size != pixels.bits:
             raise ShardError(
-                f"{what} is {found.dtype}; bits={pixels.bits} takes uint{pixels.bits}: declare what it is (8, 16, or 32 "
-                "for floats), or convert it"
+                f"{what} is {found.dtype}; bits={pixels.bits} takes uint{pixels.bits}: declare what it is (8, 16, or "
+                "32 for floats), or convert it"
             )
         if kind == "i" and (low := int(found.min())) < 0:
             raise ShardError(f"{what} is {found.dtype} with values down to {low}; bits=32 takes it as floats")
@@ -88,9 +88,7 @@ def _tiff(data: bytes, what: str, pixels: PixelFormat) -> np.ndarray:
     try:
         import tifffile
     except ImportError:
-        raise ShardError(
-            f"{what} is a TIFF; reading its bands needs tifffile: pip install 'dinomamba[channels]'"
-        ) from None
+        raise ShardError(f"{what} is a TIFF, whose bands tifffile reads: pip install 'dinomamba[channels]'") from None
     with tifffile.TiffFile(io.BytesIO(data)) as file:
         pages = [page for page in file.pages if not page.aspage().subfiletype & (_REDUCED | _MASK)]
         photometric = {int(page.aspage().photometric) for page in pages}
@@ -120,9 +118,10 @@ def _tiff(data: bytes, what: str, pixels: PixelFormat) -> np.ndarray:
 
 
 def _picture(data: bytes, what: str, pixels: PixelFormat) -> np.ndarray:
-    with Image.open(io.BytesIO(data), formats=("JPEG", "PNG", "WEBP", "GIF", "BMP")) as image:
-        if getattr(image, "n_frames", 1) > 1 and image.format != "MPO":
-            raise ShardError(f"{what} holds {image.n_frames} pictures; extract the one that is meant")  # type: ignore[attr-defined]
+    with Image.open(io.BytesIO(data), formats=("JPEG", "PNG", "WEBP", "GIF", "BMP")) as opened:
+        image: Image.Image = opened
+        if getattr(opened, "n_frames", 1) > 1 and image.format != "MPO":
+            raise ShardError(f"{what} holds {opened.n_frames} pictures; extract the one that is meant")  # type: ignore[attr-defined]
         image.load()  # raises where something is missing, which OpenCV would not
         if image.format == "PNG" and data[24] == 16:
             # of colours PIL keeps the high bytes

@@ -31,10 +31,10 @@ class ResizeCenterCrop:
         return np.asarray(self._geometry(image, InterpolationMode.BICUBIC)).transpose(2, 0, 1)
 
     def channels(self, image: np.ndarray, pixels: PixelFormat) -> np.ndarray:
-        """(H, W, C) to (C, crop, crop): each channel as an image of its own, of mode L (8 bits) or F, cut to the range."""
+        """(H, W, C) to (C, crop, crop), cut to the range: each channel as an image of its own, mode L (8 bits) or F."""
         planes = np.ascontiguousarray(image.transpose(2, 0, 1), np.uint8 if pixels.bits == 8 else np.float32)
-        found = [np.asarray(self._geometry(Image.fromarray(p), InterpolationMode.BICUBIC)) for p in planes]
-        return np.stack(found) if pixels.top is None else np.clip(np.stack(found), 0, pixels.top)
+        found = np.stack([np.asarray(self._geometry(Image.fromarray(p), InterpolationMode.BICUBIC)) for p in planes])
+        return found if pixels.top is None else found.clip(0, pixels.top).astype(planes.dtype)
 
     def mask(self, mask: Image.Image) -> np.ndarray:
         """A mode "I" mask to (crop, crop) int32."""

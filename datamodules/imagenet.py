@@ -124,6 +124,9 @@ class ImageNetDataModule(ShardDataModule):
         self.view = view
         self.wrap_loader: LoaderWrap | None = None
 
+    def _size_key(self, split: str, option: str) -> str:
+        return option
+
     def _option(self, split: str) -> str:
         of_train = split in ("train", "val.bank") or not self._stages["val"]
         return "train_shards" if of_train else "val_shards"
@@ -138,9 +141,23 @@ class ImageNetDataModule(ShardDataModule):
             raise ShardError(f"{error}; or set data.init_args.val_shards=null to have no validation") from None
 
     def setup(self, stage: str) -> None:
-        """Also forgets what another model has set; the Trainer calls the model's ``setup`` after this one."""
+        """Also forgets what another model has set; the Trainer calls the model's ``setup`` after this one.
+
+        ValueError for a view that the model does not read.
+        """
+        module = None if self.trainer is None else self.trainer.lightning_module
+        wanted = getattr(module, "views", None)
+        if wanted is not None and stage != "predict":
+            bank = "knn" in wanted
+            if self.view not in wanted if stage == "fit" or bank else self.view == "knn":
+                raise ValueError(f"data.init_args.view={self.view}: {type(module).__name__} reads {', '.join(wanted)}")
         super().setup(stage)
         self.wrap_loader = None
+
+    @property
+    def bank_size(self) -> int | None:
+        """Samples of the bank; None for another view than ``knn``."""
+        return len(self.source("val.bank")) if self.view == "knn" else None
 
     def train_dataloader(self) -> Iterable[Any]:
         if self.view == "features":

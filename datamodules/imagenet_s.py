@@ -69,5 +69,8 @@ class ImageNetSDataModule(ShardDataModule):
             cache_gib=cache_gib,
         )
 
+    def _size_key(self, split: str, option: str) -> str:
+        return option
+
     def _option(self, split: str) -> str:
         return "val_shards"

@@ -23,15 +23,15 @@ class PixelFormat:
     """Images of C channels with integers of 8 or 16 bits, or floats of 32, in each.
 
     Three channels of 8 bits are ordinary images, and in three channels of any kind saturation, hue and grey values are
-    those of RGB. What differs is decoded to (H, W, C) uint8, uint16 or float32, and leaves the workers as uint8 (8 bits)
-    or float32 (16 and 32) in its own units.
+    those of RGB. What differs is decoded to (H, W, C) uint8, uint16 or float32, and leaves the workers as uint8 (8
+    bits) or float32 (16 and 32) in its own units.
 
     Args:
         in_chans: C.
         bits: 8, 16, or 32 for floats, which are taken as they are.
-        max_value: the highest value there is, where that is not what the bits allow, such as 4095 of cameras of 12 bits;
-            what changed brightness and bicubic overshoot are cut to, and what solarize turns values about. Floats have
-            none unless it is said, and are then neither cut nor solarized.
+        max_value: the highest value there is, where that is not what the bits allow, such as 4095 of cameras of 12
+            bits; what changed brightness and bicubic overshoot are cut to, and what solarize turns values about. Floats
+            have none unless it is said, and are then neither cut nor solarized.
         rgb: numbers of the channels that pictures show as red, green and blue; None for grey of one, and the first
             three of more.
         pages: of a TIFF file with several: ``one`` refuses it, ``bands`` takes each as a channel.
@@ -55,7 +55,8 @@ class PixelFormat:
             raise ValueError(f"max_value={self.max_value:g} with bits={self.bits}; allowed: above 0, up to {most:g}")
         if self.rgb is not None and (len(self.rgb) != 3 or not all(0 <= c < self.in_chans for c in self.rgb)):
             raise ValueError(
-                f"rgb={list(self.rgb)} with in_chans={self.in_chans}; wanted three of the channels 0 to {self.in_chans - 1}"
+                f"rgb={list(self.rgb)} with in_chans={self.in_chans}; wanted three of the channels 0 to "
+                f"{self.in_chans - 1}"
             )
 
     @property

@@ -62,8 +62,8 @@ def imagefolder(
         policy: what to do with files that are no images or cannot be read: ``strict`` stops and names them, ``skip``
             leaves them out and counts.
         pixels: what of an image counts beside its pixels as they are stored.
-        channels: of the images. Other than 3 of 8 bits are written as they are, as ``KEY.npy`` (H, W, C), or as PNG where
-            that holds them; their mean and std go into ``_info.json``.
+        channels: of the images. Other than 3 of 8 bits are written as they are, as ``KEY.npy`` (H, W, C), or as PNG
+            where that holds them; their mean and std go into ``_info.json``.
         bits: 8, 16, or 32 for floats.
         pages: of a TIFF file with several: ``one`` refuses it, ``bands`` takes each as a channel.
     """
@@ -183,8 +183,8 @@ def statistics(
 ) -> None:  # fmt: skip
     """Mean and std of every channel over all pixels of some shards, or of a folder of images.
 
-    They are printed as YAML for a configuration. Where ``_info.json`` lists the shards as one split, they are kept there,
-    and runs on other than ordinary images take them from it. Give the training split's.
+    They are printed as YAML for a configuration. Where ``_info.json`` lists the shards as one split, they are kept
+    there, and runs on other than ordinary images take them from it. Give the training split's.
 
     Args:
         root: folder with the shards.

@@ -28,6 +28,7 @@ from datamodules.split_checks import (
     check_classes,
     check_labels,
     check_records,
+    check_sizes,
     colours_left_out,
     common_format,
     refuse_labels,
@@ -90,7 +91,7 @@ class ShardDataModule(LightningDataModule):
         policy: what to do with bad samples: ``strict`` stops and names them, ``skip`` leaves them out and counts.
         shuffle_window: training samples shuffled together inside a rank's span.
         prefetch: batches each worker prepares ahead.
-        mean, std: for normalisation, a value for each channel; None takes ImageNet's for ordinary images, and for others
+        mean, std: for normalisation, a value for each channel; None takes ImageNet's for ordinary images, for others
             what ``python -m datamodules.prepare`` recorded with the training split's shards.
         cache_dir, cache_gib: where shards from a URL are kept on each node, and how much of each URL's.
 
@@ -200,12 +201,16 @@ class ShardDataModule(LightningDataModule):
 
     def _check_format(self) -> None:
         """ValueError where shards in use are known to hold other images, mean and std are not known, or the model takes
-        other channels."""
+        other channels or sizes."""
         splits = {name: self.splits[name] for name in self._in_use()}
         check_records([split.shards for split in splits.values()], self._info, self.root, self.pixels)
         _ = self.mean, self.std
         module = None if self.trainer is None else self.trainer.lightning_module
-        check_channels(getattr(getattr(module, "backbone", None), "in_chans", None), self.in_chans)
+        backbone = getattr(module, "backbone", None)
+        check_channels(getattr(backbone, "in_chans", None), self.in_chans)
+        if backbone is not None and hasattr(backbone, "check_size"):
+            for name, split in splits.items():
+                check_sizes(backbone, {self._size_key(name, key): side for key, side in split.transform.sizes.items()})
         if "train" in splits and (text := colours_left_out(splits["train"].transform)):
             rank_zero_info(text)
 
@@ -246,6 +251,10 @@ class ShardDataModule(LightningDataModule):
     def _option(self, split: str) -> str:
         """The configuration key of a split's shards."""
         return f"{split}.shards"
+
+    def _size_key(self, split: str, option: str) -> str:
+        """The configuration key of a size that a split's transform has."""
+        return f"{split}.transform.init_args.{option}"
 
     def prepare_data(self) -> None:
         """Counts the samples once per node, before the other processes ask."""

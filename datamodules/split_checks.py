@@ -1,6 +1,7 @@
 """What is known of the splits of a run, held against each other and against the model before the first step."""
 
 from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 from datamodules.classes import CLASSES_FILE, differ
 from datamodules.pixel_format import RGB, PixelFormat
@@ -83,8 +84,8 @@ def common_format(formats: Mapping[str, PixelFormat]) -> PixelFormat:
     for name, one in formats.items():
         if one.record() != formats[first].record():
             raise ValueError(
-                f"data.init_args.{name}.transform has {one.record()}, that of {first} {formats[first].record()}; a model "
-                "takes images of one kind"
+                f"data.init_args.{name}.transform has {one.record()}, that of {first} {formats[first].record()}; a "
+                "model takes images of one kind"
             )
     return formats.get(first, RGB)
 
@@ -118,3 +119,18 @@ def colours_left_out(transform: Transform) -> str | None:
         parts += [f"solarize_prob {config.solarize_prob:g} (no max_value)"] * bool(config.solarize_prob)
     images = f"images of {pixels.in_chans} channels and {pixels.bits} bits"
     return f"data.init_args.multicrop: off, as {images} have no such thing: {', '.join(parts)}" if parts else None
+
+
+class TakesSizes(Protocol):
+    """What a backbone says of images' sizes."""
+
+    def check_size(self, height: int, width: int) -> None: ...
+
+
+def check_sizes(backbone: TakesSizes, sizes: Mapping[str, int]) -> None:
+    """ValueError for images that a backbone does not take, of sides by their configuration keys."""
+    for key, side in sizes.items():
+        try:
+            backbone.check_size(side, side)
+        except ValueError as error:
+            raise ValueError(f"data.init_args.{key}={side} does not fit {type(backbone).__name__}: {error}") from None

@@ -106,7 +106,7 @@ def read_info(out: Path, split: str, overwrite: bool) -> dict[str, Any]:
 
 def enter_split(
     out: Path, info: dict[str, Any], split: str, paths: Sequence[Path], lengths: Sequence[int], labels: Labels,
-    classes: Sequence[str] | None = None, about: Mapping[str, Any] = {},  # noqa: B006  # never changed
+    classes: Sequence[str] | None = None, about: Mapping[str, Any] = {},  # never changed
 ) -> None:  # fmt: skip
     """Writes the folder's ``classes.json``, where there are any, and ``_info.json`` with a split's shards."""
     listed = len(classes) if classes is not None else None

@@ -1,4 +1,4 @@
-"""Mean and standard deviation of a split's channels: computed over every pixel, kept in ``_info.json``, and found there.
+"""Mean and standard deviation of a split's channels: computed over every pixel, kept in ``_info.json``, found there.
 
 Shapes: H x W pixels, C channels.
 """
@@ -123,11 +123,11 @@ def training_statistics(info: str, pattern: str | None, root: str, pixels: Pixel
     have = [one for one in recorded(info) if one.statistics]
     trained = [] if pattern is None else [one for one in recorded(info, pattern) if one.statistics]
     named = [one for one in have if one.split in TRAINING]
-    found = (trained or named or (have if len(have) == 1 else [None]))[0]
+    found = next(iter(trained or named or (have if len(have) == 1 else [])), None)
     if found is None or found.statistics is None:
         raise ValueError(
-            f"data.init_args.mean and std are not known for images of {pixels.in_chans} channels and {pixels.bits} bits: "
-            f"python -m datamodules.prepare statistics --root {root} --shards {pattern or 'SHARDS'} --channels "
+            f"data.init_args.mean and std are not known for images of {pixels.in_chans} channels and {pixels.bits} "
+            f"bits: python -m datamodules.prepare statistics --root {root} --shards {pattern or 'SHARDS'} --channels "
             f"{pixels.in_chans} --bits {pixels.bits} computes them and keeps them with the shards; or set both"
         )
     values = {name: tuple(found.statistics[name]) for name in ("mean", "std")}
@@ -141,6 +141,6 @@ def check_length(name: str, values: Sequence[float], in_chans: int) -> None:
     """ValueError where there is not one value a channel."""
     if len(values) != in_chans:
         raise ValueError(
-            f"data.init_args.{name}={list(values)} has {len(values)} values, data.init_args.in_chans is {in_chans}; give "
-            "one for each channel, or leave mean and std out to take those recorded with the shards"
+            f"data.init_args.{name}={list(values)} has {len(values)} values, data.init_args.in_chans is {in_chans}; "
+            "give one for each channel, or leave mean and std out to take those recorded with the shards"
         )

@@ -1,7 +1,7 @@
 """What a batch shows of its samples: the contract, and what images are turned into here.
 
-Shapes: n samples of a batch, C channels, H x W pixels, K views, A answers. Images leave the workers as uint8, those of 16
-bits and floats as float32 in their own units.
+Shapes: n samples of a batch, C channels, H x W pixels, K views, A answers. Images leave the workers as uint8, those of
+16 bits and floats as float32 in their own units.
 """
 
 from abc import ABC, abstractmethod
@@ -48,6 +48,11 @@ class Transform(ABC):
     images: Sequence[str] = IMAGES
     pixels: PixelFormat = RGB
     labels_required: bool = False
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Sides of the images that a batch shows, in pixels, by the option that says them."""
+        return {}
 
     def prepare(self) -> None:  # noqa: B027  # most need nothing
         """What all loading processes need done once, such as compiling or importing; called before they start."""
@@ -147,9 +152,16 @@ class ImageTransform(Transform):
         pixels: what images consist of.
     """
 
+    size_option = "probe_size"
+    """What data modules call ``size``."""
+
     def __init__(self, size: int, labels_required: bool = True, pixels: PixelFormat = RGB) -> None:
         self.size, self.labels_required, self.pixels = size, labels_required, pixels
         self.fields = with_format(self.fields, pixels)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        return {self.size_option: self.size}
 
     def allocate(self, n: int) -> Buffers:
         pixels = self.pixels
@@ -174,6 +186,18 @@ class MultiCropTransform(Transform):
     ) -> None:
         self.multicrop, self.pixels = multicrop, pixels
         self.fields = with_format(self.fields, pixels)
+
+    @property
+    def views(self) -> list[int]:
+        """Sides of the views in their order."""
+        c = self.multicrop
+        return [c.global_size] * 2 + [c.local_size] * c.num_local
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        c = self.multicrop
+        local = {"multicrop.local_size": c.local_size} if c.num_local else {}
+        return {"multicrop.global_size": c.global_size} | local
 
     @cached_property
     def crops(self) -> MultiCrop:
@@ -247,6 +271,7 @@ class EvaluationTransform(ImageTransform):
     """
 
     fields: Sequence[str] = (*IMAGE_FIELDS, "cls", "mask.png")
+    size_option = "crop"
 
     def __init__(
         self,

@@ -1,6 +1,5 @@
 """Images that are not 8-bit RGB, from files to scores and pictures; and what is declared wrong, before the first step."""
 
-import io
 import json
 
 import numpy as np
@@ -75,8 +74,9 @@ def test_from_files_to_scores_and_pictures(kinds, tmp_path):
     weights = ["--model.backbone_weights", str(fitted / "checkpoints/last.ckpt")]
     knn = run("validate", "knn", shards, tmp_path, "vit", *extra[:-2], *weights, "--model.num_classes", "2")
     assert json.loads((knn / "results.json").read_text())["rows"][0]["queries"] == 12
-    probe = run("fit", "linear_probe", shards, tmp_path, "vit", *extra, *weights, "--model.num_classes", "2")
-    assert json.loads((probe / "results.json").read_text())["rows"][0]["images"] == 12
+    if channels > 1:
+        probe = run("fit", "linear_probe", shards, tmp_path, "vit", *extra, *weights, "--model.num_classes", "2")
+        assert json.loads((probe / "results.json").read_text())["rows"][0]["images"] == 12
     auc = run("validate", "binary_auc", shards, tmp_path, "vit", *extra[:-2], *weights, "--model.pictures", "3")
     with np.load(auc / "results.npz") as kept:
         assert kept["images"].shape == (3, 16, 16, 3) and kept["images"].dtype == np.uint8
@@ -85,15 +85,18 @@ def test_from_files_to_scores_and_pictures(kinds, tmp_path):
             assert (kept["images"] == kept["images"][..., :1]).all()
 
 
-def test_a_folder_as_it_is(kinds, tmp_path):
+def test_a_folder_as_it_is(kinds, tmp_path, caplog):
     channels, bits, root, _ = kinds
     values = json.loads((root / "shards/_info.json").read_text())["splits"]["train"]["statistics"]
     extra = [
         *backbone(tmp_path, channels), *declared(channels, bits), "-c", str(CONFIGS / "data/unlabelled.yaml"),
-        "--data.root", str(root / "train"), "--data.train_shards", ".", "--data.num_workers", "2",
+        "--data.root", str(root / "train"), "--data.train_shards", ".", "--data.num_workers", "0",
         "--data.mean", json.dumps(values["mean"]), "--data.std", json.dumps(values["std"]), "--trainer.max_epochs", "1",
     ]  # fmt: skip
-    assert (run("fit", "dino", root, tmp_path, "vit", *extra) / "checkpoints/last.ckpt").exists()
+    with caplog.at_level("INFO"):
+        assert (run("fit", "dino", root, tmp_path, "vit", *extra) / "checkpoints/last.ckpt").exists()
+    assert f"data.init_args.multicrop: off, as images of {channels} channels and {bits} bits" in caplog.text
+    assert "jitter of saturation 0.2 and hue 0.1, gray_prob 0.2" in caplog.text
 
 
 def last_error(capsys, command, task, shards, out, *extra):
@@ -101,3 +104,55 @@ def last_error(capsys, command, task, shards, out, *extra):
         run(command, task, shards, out, "vit", *extra)
     assert not list(out.glob("*/checkpoints"))
     return capsys.readouterr().err.strip().splitlines()[-1]
+
+
+START = {
+    "channels of the backbone": (
+        "fit", "dino", ["--model.backbone.init_args.in_chans", "4"],
+        "model.init_args.backbone.init_args.in_chans is 4, data.init_args.in_chans is 3",
+    ),
+    "channels of the data": (
+        "fit", "supervised", ["--data.in_chans", "1", "--data.mean", "[0.5]", "--data.std", "[0.2]"],
+        "model.init_args.backbone.init_args.in_chans is 3, data.init_args.in_chans is 1",
+    ),
+    "no statistics": ("fit", "dino", ["--data.in_chans", "4"], "prepare statistics --root"),
+    "statistics of other channels": ("fit", "dino", ["--data.mean", "[0.5]"], "data.init_args.mean=[0.5] has 1 values"),
+    "global crop": ("fit", "dino", ["--data.multicrop.global_size", "18"], "data.init_args.multicrop.global_size=18"),
+    "local crop": ("fit", "dino", ["--data.multicrop.local_size", "2"], "data.init_args.multicrop.local_size=2"),
+    "validation crop": ("fit", "dino", ["--data.crop", "14"], "data.init_args.crop=14 does not fit VisionTransformer"),
+    "probe's validation": ("fit", "linear_probe", ["--data.crop", "14"], "data.init_args.crop=14"),
+    "bank": ("validate", "knn", ["--model.k", "[5, 25]"], "model.init_args.k=[5, 25]: the bank, data.init_args.train_shards, holds 24"),
+    "no bank": ("validate", "knn", ["--data.view", "probe"], "data.init_args.view=probe: KNN reads knn"),
+    "views of another task": ("fit", "dino", ["--data.view", "probe"], "data.init_args.view=probe: DINO reads multicrop"),
+    "too few views": (
+        "fit", "dino", ["--data.multicrop.num_local", "0", "--model.num_global_crops", "3"], "num_global_crops=3: the data show 2"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", START)
+def test_what_does_not_fit_is_known_before_the_first_step(kind, shards, tmp_path, capsys):
+    command, task, extra, message = START[kind]
+    assert message in last_error(capsys, command, task, shards, tmp_path, *extra)
+
+
+def test_shards_of_other_channels_are_known_before_the_first_step(kinds, tmp_path, capsys):
+    channels, bits, _, shards = kinds
+    message = last_error(capsys, "fit", "dino", shards, tmp_path)
+    assert f"data.init_args.in_chans=3, but the shards of the split train in {shards}" in message
+    wrong = ["--data.in_chans", str(channels), "--data.bits", "32", *backbone(tmp_path, channels)]
+    message = last_error(capsys, "fit", "dino", shards, tmp_path, *wrong)
+    assert (
+        f"data.init_args.bits=32, but the shards of the split train in {shards} were written with bits={bits}"
+        in message
+    )
+
+
+def test_registers_and_timms_sizes(shards, tmp_path, capsys):
+    few = ["--data.multicrop.local_size", "4"]
+    with pytest.raises(SystemExit):
+        run("fit", "dino", shards, tmp_path, "mambar", *few)
+    assert "local_size=4 does not fit MambaReg: num_registers=2 wants more than 2 patches" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        run("fit", "dino", shards, tmp_path, "timm", "--data.multicrop.global_size", "32")
+    assert "data.init_args.multicrop.local_size=8 does not fit TimmModel" in capsys.readouterr().err
