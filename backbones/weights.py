@@ -170,6 +170,8 @@ def build(source: str | Path, key: str = "teacher", checkpoint: str | Path | Non
 
 def _to_onnx(args: argparse.Namespace) -> str:
     backbone = build(args.source, args.key, args.checkpoint)
+    if args.normalize and backbone.in_chans not in (None, 3):
+        raise ValueError(f"--normalize is ImageNet's, of 3 channels; this backbone takes in_chans={backbone.in_chans}")
     statistics = (IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD) if args.normalize else (None, None)
     model = Outputs(backbone, [name.strip() for name in args.output.split(",")], *statistics)
     if args.img_size and len(args.img_size) > 2:

@@ -14,11 +14,6 @@ SUFFIXES = (*IMAGE_SUFFIXES, ".npy")
 """Endings of files, in lower case, that are taken for images where channels are declared."""
 
 
-def suffixes(pixels: PixelFormat) -> tuple[str, ...]:
-    """Endings of files that may hold such images."""
-    return IMAGE_SUFFIXES if pixels.plain else SUFFIXES
-
-
 def read_channels(path: Path, pixels: PixelFormat, tally: Tally) -> tuple[ImageBytes, np.ndarray]:
     """An image file as a shard's member, and its pixels (H, W, C).
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from datamodules.channel_files import folder_member, suffixes
+from datamodules.channel_files import SUFFIXES, folder_member
 from datamodules.folders import files_below, is_litter
-from datamodules.image_files import PixelRules, read_image
+from datamodules.image_files import IMAGE_SUFFIXES, PixelRules, read_image
 from datamodules.labels import folder_labels
 from datamodules.pixel_format import RGB, PixelFormat
 from datamodules.samples import Labels, RawSample, ShardError, Source, labels_of
@@ -20,12 +20,12 @@ SPLITS = {"train", "training", "val", "valid", "validation", "test", "testing"}
 """Names of folders that hold class folders and are none."""
 
 
-def class_folders(root: Path, pixels: PixelFormat = RGB) -> list[Path]:
+def class_folders(root: Path, suffixes: Sequence[str] = IMAGE_SUFFIXES) -> list[Path]:
     """The class folders of a tree, sorted as text.
 
     Args:
         root: the tree.
-        pixels: of its images.
+        suffixes: endings of files that are taken for images.
 
     Raises:
         ShardError: where there are none, or images beside them, which would have no class, or the folders are splits.
@@ -34,7 +34,7 @@ def class_folders(root: Path, pixels: PixelFormat = RGB) -> list[Path]:
         raise ShardError(f"no folder {root}")
     inside = [path for path in root.iterdir() if not is_litter(path.name)]
     folders = sorted(path for path in inside if path.is_dir())
-    loose = sorted(path.name for path in inside if not path.is_dir() and path.suffix.lower() in suffixes(pixels))
+    loose = sorted(path.name for path in inside if not path.is_dir() and path.suffix.lower() in suffixes)
     unlabelled = "or read all of them without classes by --unlabelled true of python -m datamodules.prepare imagefolder"
     if not folders:
         found = f"has no class folders, but images ({len(loose)}: {some(loose)})" if loose else "has no class folders"
@@ -57,7 +57,7 @@ def class_images(
     tally: Tally | None = None,
     strict: bool = True,
     may_be_empty: bool = False,
-    pixels: PixelFormat = RGB,
+    suffixes: Sequence[str] = IMAGE_SUFFIXES,
 ) -> list[Path]:
     """The images of one class, in folders below it too, links followed, sorted.
 
@@ -66,23 +66,22 @@ def class_images(
         tally: counts what is left out.
         strict: a file that is no image is an error and not left out.
         may_be_empty: that there is none is no error.
-        pixels: of the images, which say the files that may hold them.
+        suffixes: endings of files that are taken for images.
 
     Raises:
         ShardError: for an empty folder or a file of another kind.
     """
     tally = Tally() if tally is None else tally
     files = files_below(folder, tally)
-    allowed = suffixes(pixels)
-    found = [path for path in files if path.suffix.lower() in allowed]
-    if strict and (bad := [path for path in files if path.suffix.lower() not in allowed]):
+    found = [path for path in files if path.suffix.lower() in suffixes]
+    if strict and (bad := [path for path in files if path.suffix.lower() not in suffixes]):
         others = f", nor are {len(bad) - 1} more" if len(bad) > 1 else ""
         arrays = "; arrays are read where --channels says what they hold" if bad[0].suffix.lower() == ".npy" else ""
         raise ShardError(
-            f"{bad[0]} is no {', '.join(allowed)} file{others}; convert or remove it, or --policy skip{arrays}"
+            f"{bad[0]} is no {', '.join(suffixes)} file{others}; convert or remove it, or --policy skip{arrays}"
         )
     for path in files:
-        if path.suffix.lower() not in allowed:
+        if path.suffix.lower() not in suffixes:
             tally.add("files that are no images, left out", path.name)
     if masks := [path for path in found if path.stem.lower().endswith(".mask")]:
         raise ShardError(f"{masks[0]} is called like a mask, and would be an image of its own; keep masks elsewhere")
@@ -157,12 +156,11 @@ class ImageFolder(ImageTree):
         if not root.is_dir():
             raise ShardError(f"no folder {root}, which data.init_args.{option} names")
         tally = Tally()
-        images = class_images(root, tally, strict=False, may_be_empty=True, pixels=pixels)
+        suffixes = IMAGE_SUFFIXES if pixels.plain else SUFFIXES
+        images = class_images(root, tally, strict=False, may_be_empty=True, suffixes=suffixes)
         _report(root, tally)
         if not images:
-            raise ShardError(
-                f"data.init_args.{option}: {root} holds no image; wanted one of {', '.join(suffixes(pixels))}"
-            )
+            raise ShardError(f"data.init_args.{option}: {root} holds no image; wanted one of {', '.join(suffixes)}")
         self._hold(root, [(path, None) for path in images], apart=True)
 
 

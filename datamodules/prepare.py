@@ -41,7 +41,7 @@ def imagefolder(
     src: str, out: str, split: str, samples_per_shard: int = 1251, shuffle: bool = True, seed: int = 0,
     numbering: Literal["sorted", "folder"] = "sorted", overwrite: bool = False, classes: str | None = None,
     unlabelled: bool = False, policy: Policy = "strict", pixels: PixelRules = PixelRules(),  # noqa: B008
-    channels: int = 3, bits: Literal[8, 16, 32] = 8, pages: Literal["one", "bands"] = "one",
+    channels: int | None = None, bits: Literal[8, 16, 32] = 8, pages: Literal["one", "bands"] = "one",
 ) -> None:  # fmt: skip
     """Shards from a tree SRC/CLASS/IMAGE, or from any folder of images without classes.
 
@@ -62,14 +62,15 @@ def imagefolder(
         policy: what to do with files that are no images or cannot be read: ``strict`` stops and names them, ``skip``
             leaves them out and counts.
         pixels: what of an image counts beside its pixels as they are stored.
-        channels: of the images. Other than 3 of 8 bits are written as they are, as ``KEY.npy`` (H, W, C), or as PNG
-            where that holds them; their mean and std go into ``_info.json``.
+        channels: of the images; None for RGB of 8 bits without arrays among them. Other than 3 of 8 bits are written as
+            they are, as ``KEY.npy`` (H, W, C), or as PNG where that holds them; their mean and std go into
+            ``_info.json``.
         bits: 8, 16, or 32 for floats.
         pages: of a TIFF file with several: ``one`` refuses it, ``bands`` takes each as a channel.
     """
     root, folder = Path(src).expanduser(), Path(out)
     names = None
-    samples = TreeSamples(root, pixels, policy, PixelFormat(channels, bits, pages=pages))
+    samples = TreeSamples(root, pixels, policy, _format(channels, bits, pages))
     if unlabelled:
         if classes is not None or numbering != "sorted":
             raise ShardError("--unlabelled true goes with neither --classes nor --numbering: there are no classes")
@@ -83,11 +84,18 @@ def imagefolder(
     samples.report(len(images), names)
 
 
+def _format(channels: int | None, bits: Literal[8, 16, 32], pages: Literal["one", "bands"]) -> PixelFormat | None:
+    """What options say of the images. ShardError where they do not say how many channels."""
+    if channels is None and (bits != 8 or pages != "one"):
+        raise ShardError(f"--bits {bits} and --pages {pages} go with --channels, the number of channels")
+    return None if channels is None else PixelFormat(channels, bits, pages=pages)
+
+
 def imagenet_s(
     src: str, out: str, split: str = "validation", samples_per_shard: int = 512, overwrite: bool = False,
     classes: str | None = None, policy: Policy = "strict", pixels: PixelRules = PixelRules(),  # noqa: B008
     mask_encoding: MaskEncoding = "auto", largest_id: int = MOST_CLASSES,
-    channels: int = 3, bits: Literal[8, 16, 32] = 8, pages: Literal["one", "bands"] = "one",
+    channels: int | None = None, bits: Literal[8, 16, 32] = 8, pages: Literal["one", "bands"] = "one",
 ) -> None:  # fmt: skip
     """Shards with masks from an ImageNet-S tree: SRC/SPLIT/WNID/NAME.JPEG and SRC/SPLIT-segmentation/WNID/NAME.png.
 
@@ -110,7 +118,7 @@ def imagenet_s(
         channels, bits, pages: see imagefolder.
     """
     root, folder = Path(src).expanduser() / split, Path(out)
-    samples = TreeSamples(root, pixels, policy, PixelFormat(channels, bits, pages=pages))
+    samples = TreeSamples(root, pixels, policy, _format(channels, bits, pages))
     images, names = labelled_images(
         root, samples, "sorted", class_list(folder, split, classes, overwrite), classes or str(folder / CLASSES_FILE)
     )

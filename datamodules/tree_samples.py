@@ -10,10 +10,10 @@ from typing import Any, Literal
 import numpy as np
 from PIL import Image, ImageOps
 
-from datamodules.channel_files import read_channels
+from datamodules.channel_files import SUFFIXES, read_channels
 from datamodules.classes import CLASSES_FILE, alike_names, differ, numbers_of, read_classes
 from datamodules.decoding import mask_ids
-from datamodules.image_files import ORIENTATION, ImageBytes, PixelRules, read_image
+from datamodules.image_files import IMAGE_SUFFIXES, ORIENTATION, ImageBytes, PixelRules, read_image
 from datamodules.image_tree import class_folders, class_images
 from datamodules.labels import folder_labels, synset_list
 from datamodules.masks import MaskEncoding, index_png
@@ -100,10 +100,13 @@ class TreeSamples:
         root: what file names are told from.
         rules: what of an image counts beside its pixels as they are stored.
         policy: whether what cannot be read stops it or is left out.
-        pixels: what images consist of; mean and std of other than ordinary ones are computed on the way.
+        pixels: what images consist of, which lets arrays be images; None for RGB of 8 bits, without arrays. Mean and
+            std of others are computed on the way.
     """
 
-    def __init__(self, root: Path, rules: PixelRules, policy: Policy, pixels: PixelFormat = RGB) -> None:
+    def __init__(self, root: Path, rules: PixelRules, policy: Policy, pixels: PixelFormat | None = None) -> None:
+        self.suffixes = IMAGE_SUFFIXES if pixels is None else SUFFIXES
+        pixels = RGB if pixels is None else pixels
         if not pixels.plain and rules != PixelRules():
             raise ShardError(
                 "--pixels.* are for photographs in RGB; with --channels and --bits pixels stay as they are"
@@ -118,7 +121,7 @@ class TreeSamples:
     def sample(self, index: int, path: Path, label: int | None, masks: MaskTree | None = None) -> dict[str, Any] | None:
         """A webdataset sample; None, counted, for a file that policy ``skip`` leaves out."""
         try:
-            if self.pixels.plain:
+            if self.pixels.plain and path.suffix.lower() != ".npy":
                 image = read_image(path, self.rules, self.tally)
             else:
                 image, found = read_channels(path, self.pixels, self.tally)
@@ -193,7 +196,7 @@ def labelled_images(
         classes: a list that is there already.
         source: where it comes from, for messages.
     """
-    folders = class_folders(root, samples.pixels)
+    folders = class_folders(root, samples.suffixes)
     names = [folder.name for folder in folders]
     for path in root.iterdir():
         if not path.is_dir():
@@ -211,7 +214,7 @@ def labelled_images(
     images = [
         (path, labels[folder.name])
         for folder in folders
-        for path in class_images(folder, samples.tally, strict, classes is not None, samples.pixels)
+        for path in class_images(folder, samples.tally, strict, classes is not None, samples.suffixes)
     ]
     of_class = {label: name for name, label in labels.items()}
     for path, label in images:
@@ -236,7 +239,7 @@ def unlabelled_images(root: Path, samples: TreeSamples) -> Images:
     """Every image below a folder, without class. ShardError where there is none."""
     if not root.is_dir():
         raise ShardError(f"no folder {root}")
-    found = class_images(root, samples.tally, samples.policy == "strict", True, samples.pixels)
+    found = class_images(root, samples.tally, samples.policy == "strict", True, samples.suffixes)
     if not found:
         raise ShardError(f"{root} holds no image")
     return [(path, None) for path in found]

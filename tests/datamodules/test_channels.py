@@ -351,6 +351,18 @@ def test_grey_pictures_stay_what_they_are_in_shards(tmp_path, caplog):
     assert "left out: 1 ('d.png: " in caplog.text
 
 
+def test_arrays_of_rgb_become_ordinary_shards(tmp_path):
+    (tmp_path / "src/k").mkdir(parents=True)
+    np.save(tmp_path / "src/k/a.npy", BYTES[..., :3])
+    Image.fromarray(BYTES[..., :3]).save(tmp_path / "src/k/b.png")
+    imagefolder(str(tmp_path / "src"), str(tmp_path / "out"), "train", channels=3)
+    data = ImageNetDataModule(str(tmp_path / "out"), num_workers=0, val_shards="train-*.tar", resize=7, crop=7)
+    (batch,) = data.val_dataloader()
+    assert len(batch["key"]) == 2 and torch.equal(*batch["image"]) and batch["image"].dtype == torch.uint8
+    with pytest.raises(ShardError, match="--bits 16 and --pages one go with --channels"):
+        imagefolder(str(tmp_path / "src"), str(tmp_path / "no"), "train", bits=16)
+
+
 def test_arrays_without_a_word_about_channels(bands, tmp_path):
     with pytest.raises(ShardError, match=r"\.npy is no .*arrays are read where --channels"):
         imagefolder(str(bands[0] / "files"), str(tmp_path), "train")
