@@ -1,11 +1,6 @@
 """Lightning's command line with our rules on it; :mod:`cli` is its light front."""
 
-import ast
-import difflib
-import errno
-import inspect
 import os
-import re
 import signal
 import sys
 import traceback
@@ -15,7 +10,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
-import yaml
 from jsonargparse import get_loader, set_loader
 from lightning.pytorch import LightningDataModule, LightningModule, seed_everything
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
@@ -31,104 +25,16 @@ from callbacks.checkpoint_files import fault, newest
 from callbacks.preemption import Preempted
 from callbacks.run_folder import run_folder
 from common.memory import keep_freed_memory
-from common.ranges import check_config
+from common.messages import explain, last_line, origin
+from common.ranges import check_config, check_seed
+from common.yaml_files import check as check_yaml
 
 _load_yaml = get_loader("yaml")
 
 
-def _load_unique(stream: str) -> Any:
-    """YAML in which a key said twice in one mapping is an error."""
-    _refuse_duplicates(yaml.compose(stream, Loader=yaml.SafeLoader))
+def _load_checked(stream: str) -> Any:
+    check_yaml(stream)
     return _load_yaml(stream)
-
-
-def _refuse_duplicates(node: yaml.Node | None) -> None:
-    if isinstance(node, yaml.MappingNode):
-        seen: dict[str, int] = {}
-        for key, value in node.value:
-            line = key.start_mark.line + 1
-            if key.value in seen:
-                raise yaml.YAMLError(
-                    f"the key {key.value!r} stands in line {seen[key.value]} and in line {line}; keep one"
-                )
-            seen[key.value] = line
-            _refuse_duplicates(value)
-    elif isinstance(node, yaml.SequenceNode):
-        for item in node.value:
-            _refuse_duplicates(item)
-
-
-def explain(message: str) -> str:
-    """jsonargparse's message cut to what is wrong and what to change."""
-    keys = re.findall(r'[Pp]arser key "([\w.]+)"', message)
-    *_, innermost = message.split("Problem with given class_path ")
-    problem = re.match(r"'([\w.]+)': (.+?)(?: - Expected a | Given value type|$)", innermost)
-    if problem:
-        message = f"{'.'.join(keys)} ({problem[1]}): {problem[2]}".strip()
-        if problem[1] in ("lightning.LightningModule", "lightning.LightningDataModule"):
-            kind = "model" if problem[1].endswith("LightningModule") else "data"
-            return (
-                f"{kind}: arguments stand before any class_path; files apply in their order, so name the task first "
-                "(-c task/dino.yaml), or give the class_path where the arguments are"
-            )
-        option = re.search(r"Option '([\w.]+)' is not accepted", problem[2])
-        if option:
-            message += _nearest(problem[1], option[1])
-    if (given := _given_class(message)) is not None:
-        others = [name for name in given if name not in ("class_path", "init_args")]
-        where = ".".join(keys)
-        if "class_path" not in given:
-            return f"{where}: class_path is missing; it has {', '.join(map(str, given)) or 'nothing'}"
-        if not isinstance(given["class_path"], str):
-            return f"{where}.class_path={given['class_path']!r} is no name of a class"
-        if others:
-            return f"{where}: {others[0]} stands beside class_path and init_args; put arguments under {where}.init_args"
-        return f"{where}.init_args={str(given['init_args'])[:80]}: wanted the arguments by name"
-    if "backbone" in message and "required" in message:
-        message += "; add a backbone overlay, such as -c configs/backbone/vim_small.yaml"
-    elif "required: root" in message:
-        message += "; set data.init_args.root to the folder with the shards, or add -c configs/data/imagenet.yaml"
-    return message
-
-
-def _given_class(message: str) -> dict[str, Any] | None:
-    """What stood where a class with its arguments was wanted, if jsonargparse says no more than that it is none."""
-    found = re.search(r"Not a valid subclass of .* Given value: (\{.*\})", message)
-    try:
-        given = ast.literal_eval(found[1]) if found else None
-    except (SyntaxError, ValueError):
-        return None
-    return given if isinstance(given, dict) else None
-
-
-ADDRESS = "    For further information visit"
-"""Pydantic's last line."""
-
-
-def reason_of(message: str) -> str:
-    """The line of an error's message that says why.
-
-    jsonargparse lists what each type of a union objects to, ours among it, and ends with the value; others end with the
-    reason.
-    """
-    lines = [line.strip() for line in message.splitlines() if line.strip() and not line.startswith(ADDRESS)]
-    objections = [
-        f"{line.removeprefix('- ')} {after}" if line.endswith(":") else line.removeprefix("- ")
-        for line, after in zip(lines, [*lines[1:], ""], strict=True)
-        if line.startswith("- ")
-    ]
-    objections = [line for line in objections if not line.startswith("Expected a ")]
-    if "Does not validate against any of the Union subtypes" in message and objections:
-        return objections[-1]
-    return lines[-1] if lines else ""
-
-
-def _nearest(class_path: str, option: str) -> str:
-    """Which argument of a class was probably meant."""
-    module, _, name = class_path.rpartition(".")
-    known = list(inspect.signature(getattr(sys.modules[module], name)).parameters) if module in sys.modules else []
-    near = difflib.get_close_matches(option, known, 1, 0.5)
-    return f"; did you mean {near[0]!r}?" if near else f"; allowed: {', '.join(known)}"
 
 
 class Parser(LightningArgumentParser):
@@ -167,6 +73,11 @@ class CLI(LightningCLI):
             auto_configure_optimizers=False,
             args=args,
         )
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
+        super().parse_arguments(parser, args)
+        command = self.config.get("subcommand")
+        check_seed((self.config[command] if command else self.config).get("seed_everything"))
 
     def _parse_ckpt_path(self) -> None:
         """Checks the file. Lightning would also put its hyper-parameters in the place of those asked for now."""
@@ -264,35 +175,9 @@ def _check_end(max_epochs: int | None, checkpoint: Mapping[str, Any], path: Path
         )
 
 
-ADVICE = {
-    r"Bus error|out of shared memory|unable to (write to|allocate shared memory|open shared memory)|/dev/shm": (
-        "the shared memory of the loading processes is full: make /dev/shm larger (docker run --shm-size 16g), or "
-        "lower data.init_args.num_workers and data.init_args.prefetch"
-    ),
-    r"DataLoader worker .*(exited unexpectedly|killed by signal)": (
-        "a loading process was ended from outside, most often as memory ran out: lower data.init_args.num_workers, "
-        "prefetch or batch_size"
-    ),
-    r"out of memory|can't allocate memory|Unable to allocate": (
-        "memory is full: lower data.init_args.batch_size, or raise trainer.accumulate_grad_batches, or set "
-        "model.init_args.grad_checkpointing true where the method has it"
-    ),
-}
-"""What to change, by what torch says."""
-
-
-def advice(error: BaseException) -> str:
-    """One line of an error that is none of ours: its reason, and what to change where that is known."""
-    reason = f"{type(error).__name__}: {reason_of(str(error))}".removeprefix("MisconfigurationException: ")
-    known = next(
-        (text for pattern, text in ADVICE.items() if re.search(pattern, f"{type(error).__name__} {error}")), None
-    )
-    return reason if known is None else f"{known} ({reason})"
-
-
 def run(args: list[str] | None) -> None:
     """Runs one command, the process's own or ``args``; see :func:`cli.main`."""
-    set_loader("yaml", _load_unique)
+    set_loader("yaml", _load_checked)
     keep_freed_memory()
     try:
         CLI(args)
@@ -305,19 +190,3 @@ def run(args: list[str] | None) -> None:
         traceback.print_exc()
         sys.stderr.write(f"error: {last_line(origin(error))}\n")
         sys.exit(1)
-
-
-def origin(error: BaseException) -> BaseException:
-    """The error that ended a run, where Lightning's clean-up after it failed too."""
-    while "iter(combined_loader)" in str(error) and error.__context__ is not None:
-        error = error.__context__
-    return error
-
-
-def last_line(error: BaseException) -> str:
-    """What to change, in one line."""
-    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-        return f"the disk is full ({error}); make room and go on with --ckpt_path auto"
-    if isinstance(error, ValueError | FloatingPointError | OSError | yaml.YAMLError):
-        return reason_of(str(error)) or type(error).__name__
-    return advice(error)

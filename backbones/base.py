@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from backbones.ops import is_traced
+from backbones.pixels import Pixels
 
 Stream = Literal["published", "branch", "residual"]
 STREAMS: tuple[Stream, ...] = ("published", "branch", "residual")
@@ -69,9 +70,13 @@ class Backbone(nn.Module, ABC):
     global_pool = "token"
     num_classes = 0
     weights_source = "random initialisation"
+    pixels: Pixels | None = None
+    """How images were fed to the weights; None where nothing says so."""
     free_on_resume: tuple[str, ...] = ("drop_path", "backend", "chunk_size", "pretrained")
     """Arguments with which a trained backbone is still the same model; the others stay when a run is resumed."""
     grad_checkpointing = False
+    embedding_is_cls = True
+    """Whether the last block's ``cls``, as heads read it, is what the embedding is read from."""
 
     @property
     def embed_dim(self) -> int:
@@ -109,6 +114,18 @@ class Backbone(nn.Module, ABC):
         Raises:
             ValueError: for blocks that are not there, an unknown stream, or one that the model does not have.
         """
+
+    @property
+    def cls_widths(self) -> list[int]:
+        """Width of each block's ``cls`` as :meth:`forward_readouts` gives it."""
+        return [info["num_chs"] for info in self.feature_info]
+
+    def forward_readouts(
+        self, images: Tensor, n: int | Sequence[int] = 1, stream: Stream = "published"
+    ) -> list[Features]:
+        """What heads read: :meth:`forward_intermediates`, with the embedding for the last block's ``cls`` where that is
+        only the mean of patches of which a family makes its embedding; of ``cls_widths`` then."""
+        return self.forward_intermediates(images, n, stream)
 
     def pre_logits(self, images: Tensor) -> Tensor:
         """(B, C, H, W) to the classifier's input: the embedding, unless a family narrows it first."""
@@ -233,6 +250,10 @@ class Backbone(nn.Module, ABC):
         """
         own = self.state_dict()
         return {k: v for k, v in state.items() if k in own or not k.startswith(CLASSIFIER_PREFIXES)}
+
+    def pixels_of(self, state: dict[str, Tensor]) -> Pixels | None:
+        """How images were fed to a published state of this model whose file does not say; None where it is unknown."""
+        return None
 
     # ---- blocks by number ---------------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ Lightning module). :func:`unwrappings` takes these off one by one, until a backb
 """
 
 import argparse
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -89,6 +90,12 @@ def _fetch_from_hub(address: str) -> Path:
         ) from None
 
 
+def is_timm_name(source: str | Path) -> bool:
+    """Whether a source is the name of a timm model, and no file."""
+    name = str(source)
+    return "/" not in name and not Path(name).expanduser().exists() and timm.is_model(name)
+
+
 def no_published_weights(name: str, error: Exception) -> str:
     """In words, what to do where timm could not get a model's weights."""
     reason = str(error).splitlines()[0] if str(error) else "no message"
@@ -98,14 +105,18 @@ def no_published_weights(name: str, error: Exception) -> str:
     )
 
 
-def read(path: str | Path) -> dict[str, Any]:
-    """A file's content, on the CPU. ValueError where it is missing, damaged, or would run code."""
+def read(path: str | Path, mmap: bool = False) -> dict[str, Any]:
+    """A file's content, on the CPU; tensors stay in the file with ``mmap``, where its format allows it.
+
+    ValueError where it is missing, damaged, or would run code.
+    """
     path = fetch(path)
     try:
         if path.suffix == ".safetensors":
             return load_file(path)
         with torch.serialization.safe_globals(_SAFE):
-            content = torch.load(path, map_location="cpu", weights_only=True)
+            mapped = mmap and zipfile.is_zipfile(path)
+            content = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except Exception as error:  # the unpickler and zip reader raise many types
         reason = str(error).splitlines()[0] if str(error) else "no message"  # torch adds advice and an address
         raise ValueError(f"{path} cannot be read as weights ({type(error).__name__}: {reason})") from None
@@ -219,7 +230,7 @@ def open_checkpoint(source: str | Path, key: str = "teacher") -> Checkpoint:
         key: which network of a full checkpoint, ``teacher`` or ``student``.
     """
     name = str(source)
-    if not Path(name).expanduser().exists() and "/" not in name and timm.is_model(name):
+    if is_timm_name(name):
         try:
             model = timm.create_model(name, pretrained=True)
         except Exception as error:

@@ -2,25 +2,30 @@
 
 import inspect
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
 
-import timm
 import torch
 from timm.layers import resample_abs_pos_embed
 from torch import Tensor, nn
 
+from backbones import pixels
 from backbones.base import CLASSIFIER_PREFIXES, BlockView, Features, MixingBackbone, Stream
-from backbones.checkpoints import no_published_weights
 from backbones.timm_attention import AttentionWatch, tells_its_branch, token_attention
+from backbones.timm_create import REFUSALS, create, own_size, size_refused
 
 
 class TimmModel(MixingBackbone):
     """A timm model; its blocks are the blocks or stages that ``forward_intermediates`` of timm lists.
 
-    Where a model has no class token, ``Features.cls`` is the mean over the patches. Some families widen or normalise
-    behind their last stage (MobileNet, ConvNeXt): their embedding is not ``forward_features(images).cls`` then.
+    The embedding is what timm's ``forward_head(pre_logits=True)`` gives: what a classifier of timm's would read. Where
+    the blocks have no class token, ``Features.cls`` is the mean over the patches; families that widen, normalise or
+    attend behind their last stage (MobileNet, ConvNeXt, CaiT) make another embedding of it, which is what heads read as
+    the last block's ``cls`` (:meth:`forward_readouts`). Where they have one, it is ``cls``, whether or not timm pools
+    the patches in its place (BEiT, DINOv3): see ``embedding_is_cls``.
+
+    Families that cannot be built for several sizes take images of one; a ValueError says which.
 
     Mixing matrices are read from timm's own attention modules, where each block has exactly one that sees all tokens;
     other models (convolutions, windows, several blocks a stage) have none, and asking for them is an error.
@@ -47,22 +52,23 @@ class TimmModel(MixingBackbone):
         in_chans: int = 3,
     ) -> None:
         super().__init__()
-        if not timm.is_model(name):
-            near = timm.list_models(f"*{name.split('_')[0]}*")[:5]
-            raise ValueError(f"timm has no model {name!r}; near it: {', '.join(near) or 'none'}")
-        model = _create(name, img_size, pretrained, drop_path, in_chans)
+        model = create(name, img_size, pretrained, drop_path, in_chans)
         if not hasattr(model, "forward_intermediates"):
             raise ValueError(f"timm's {name} offers no forward_intermediates, so it has no feature maps to probe")
-        self.model, self.in_chans = model, in_chans
+        self.model, self.name, self.in_chans = model, name, in_chans
         first = model.default_cfg.get("first_conv")
         self.input_conv = f"model.{first}.weight" if isinstance(first, str) else None
         self.weights_source = f"timm's {name}" if pretrained else "random initialisation"
+        if pretrained and in_chans == 3:
+            self.pixels = pixels.of_record(model.pretrained_cfg, f"timm's configuration of {name}")
         self.num_features = getattr(model, "head_hidden_size", None) or model.num_features
         self.feature_info = [dict(info) for info in model.feature_info]
         # some models put their class token in behind the blocks, whose features then have none
         prefixes = "return_prefix_tokens" in inspect.signature(model.forward_intermediates).parameters
         self.num_prefix = getattr(model, "num_prefix_tokens", 0) if prefixes else 0
         self.has_cls = self.reads_tokens = self.num_prefix > 0 and getattr(model, "cls_token", None) is not None
+        token = getattr(model, "global_pool", "token") == "token" and getattr(model, "dist_token", None) is None
+        self.embedding_is_cls = token if self.has_cls else True
         embed = getattr(model, "patch_embed", None)
         patch = getattr(embed, "patch_size", None)
         reduction = self.feature_info[-1]["reduction"]
@@ -77,27 +83,34 @@ class TimmModel(MixingBackbone):
         modes = {module: module.training for module in self.modules()}
         try:
             self.eval()
-            self.forward_intermediates(
-                next(self.parameters()).new_zeros(1, self.in_chans, height, width), 1, "residual"
-            )
-        except (AssertionError, RuntimeError, ValueError) as error:
-            reason = " ".join(str(error).split())[:200]
-            raise ValueError(
-                f"timm's {type(self.model).__name__} refuses images of {height} x {width}: {reason}"
-            ) from None
+            self.pooled_features(next(self.parameters()).new_zeros(1, self.in_chans, height, width))
         finally:
             for module, training in modes.items():
                 module.training = training
 
     # ---- forward ------------------------------------------------------------------------------------------
 
+    def _sized(self, run: Callable[[Tensor], Any], images: Tensor) -> Any:
+        """``run(images)``. ValueError for a size that the model does not take."""
+        if torch.compiler.is_compiling():
+            return run(images)
+        try:
+            return run(images)
+        except REFUSALS as error:
+            if (refusal := size_refused(self.model, self.name, images, error)) is None:
+                raise
+            raise ValueError(refusal) from error
+
     def pooled_features(self, images: Tensor) -> Tensor:
+        return self._sized(self._embed, images)
+
+    def _embed(self, images: Tensor) -> Tensor:
         if not self.num_classes:
             return self.model(images)
         return self.model.forward_head(self.model.forward_features(images), pre_logits=True)
 
     def logits(self, images: Tensor) -> Tensor:
-        return self.model(images)
+        return self._sized(self.model, images)
 
     def forward_features(self, images: Tensor) -> Features:
         return self.forward_intermediates(images, 1, "residual")[0]
@@ -114,15 +127,25 @@ class TimmModel(MixingBackbone):
     def _features(self, images: Tensor, wanted: Sequence[int]) -> dict[int, Features]:
         """The residual stream after each of those blocks."""
         order = sorted(set(wanted))
+        return self._by_block(order, self._run_blocks(images, order, intermediates_only=True))
+
+    def _run_blocks(self, images: Tensor, order: list[int], intermediates_only: bool) -> Any:
+        """timm's own answer."""
         options = {"return_prefix_tokens": True} if self.num_prefix else {}
-        outputs = self.model.forward_intermediates(
-            images,
-            indices=order,
-            norm=self._normed,
-            output_fmt="NCHW",
-            intermediates_only=True,
-            **options,
-        )
+
+        def run(images: Tensor) -> Any:
+            return self.model.forward_intermediates(
+                images,
+                indices=order,
+                norm=self._normed,
+                output_fmt="NCHW",
+                intermediates_only=intermediates_only,
+                **options,
+            )
+
+        return self._sized(run, images)
+
+    def _by_block(self, order: list[int], outputs: Any) -> dict[int, Features]:
         found = {}
         for i, output in zip(order, outputs, strict=True):
             if not self.num_prefix:
@@ -131,6 +154,22 @@ class TimmModel(MixingBackbone):
                 patches, prefix = output
                 found[i] = self._sorted(prefix, patches)
         return found
+
+    @property
+    def cls_widths(self) -> list[int]:
+        widths = super().cls_widths
+        return widths if self.has_cls else [*widths[:-1], self.num_features]
+
+    def forward_readouts(
+        self, images: Tensor, n: int | Sequence[int] = 1, stream: Stream = "published"
+    ) -> list[Features]:
+        wanted, last = self.block_indices(n), self.depth - 1
+        if self.has_cls or last not in wanted or self.resolve_stream(stream) != "residual":
+            return self.forward_intermediates(images, n, stream)
+        final, outputs = self._run_blocks(images, wanted, intermediates_only=False)
+        found = self._by_block(wanted, outputs)
+        found[last] = found[last]._replace(cls=self.model.forward_head(final, pre_logits=True))
+        return [found[i] for i in wanted]
 
     def _sorted(self, prefix: Tensor, patches: Tensor) -> Features:
         """Prefix tokens (B, P, D) and patches (B, D, h, w) by what they are."""
@@ -169,8 +208,7 @@ class TimmModel(MixingBackbone):
         """Names of the blocks' attention modules, found out when first asked for; None where there are no such."""
         if self.pyramid:
             return None
-        config, embed = self.model.default_cfg, getattr(self.model, "patch_embed", None)
-        height, width = getattr(embed, "img_size", None) or config["input_size"][-2:]
+        height, width = own_size(self.model)
         parameter = next(self.model.parameters())
         images = parameter.new_zeros(1, self.in_chans, height, width)
         reduction = self.feature_info[0]["reduction"]
@@ -215,7 +253,7 @@ class TimmModel(MixingBackbone):
     def token_mixing(self, images: Tensor, block: int = -1) -> Tensor:
         wanted = self.block_index(block)
         with AttentionWatch({wanted: self._attention_modules("token_mixing")[wanted]}) as watch:
-            self.model(images)
+            self.logits(images)
         return watch.maps[wanted]
 
     def decompose(self, images: Tensor, blocks: Sequence[int] = (-1,)) -> list[list[Any]]:
@@ -243,6 +281,10 @@ class TimmModel(MixingBackbone):
             raise ValueError(f"timm's {type(self.model).__name__} does not group its parameters by depth")
         return {key: _within_model(patterns) for key, patterns in self.model.group_matcher(coarse).items()}
 
+    def pixels_of(self, state: dict[str, Tensor]) -> pixels.Pixels | None:
+        """timm's configuration of the model, for a state by timm's own names; one by ours was trained by somebody."""
+        return None if any(k.startswith("model.") for k in state) else pixels.of_timm(self.name)
+
     def adapt_state_dict(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
         """Names of a timm model's own file get our prefix; positions of another grid are resampled as timm does."""
         if not any(k.startswith("model.") for k in state):
@@ -260,39 +302,6 @@ class TimmModel(MixingBackbone):
             extra = wanted.shape[1] - grid[0] * grid[1]
             state["model.pos_embed"] = resample_abs_pos_embed(pos, list(grid), num_prefix_tokens=extra)
         return state
-
-
-def _create(
-    name: str, img_size: int | tuple[int, int] | None, pretrained: bool, drop_path: float, in_chans: int
-) -> nn.Module:
-    """timm's model without a classifier. ValueError for an option that its family does not have."""
-    options: dict[str, Any] = {} if img_size is None else {"img_size": img_size}
-    if drop_path:
-        options["drop_path_rate"] = drop_path
-    if pretrained:
-        options["pretrained"] = True
-    if in_chans != 3:
-        options["in_chans"] = in_chans
-    try:  # transformers resample their positions with this switch; other families do not know it
-        return timm.create_model(name, num_classes=0, dynamic_img_size=True, **options)
-    except TypeError:
-        pass
-    except (OSError, RuntimeError, ValueError) as error:
-        if pretrained:
-            raise ValueError(f"pretrained=true: {no_published_weights(name, error)}") from None
-        raise
-    try:
-        return timm.create_model(name, num_classes=0, **options)
-    except TypeError as error:
-        refused = [key for key in options if f"'{key}'" in str(error)]
-        if not refused:
-            raise
-        hint = {"img_size": "leave it null: it takes images of any size", "drop_path_rate": "set drop_path to 0"}
-        hint["in_chans"] = "it takes images of 3 channels"
-        key = "drop_path" if refused[0] == "drop_path_rate" else refused[0]
-        raise ValueError(
-            f"{key}={options[refused[0]]}: timm's {name} does not have this option; {hint[refused[0]]}"
-        ) from None
 
 
 def _within_model(patterns: Any) -> Any:

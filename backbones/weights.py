@@ -4,6 +4,7 @@ For people: ``python -m backbones.weights inspect FILE`` and ``... convert FILE 
 """
 
 import argparse
+import json
 import logging
 import re
 import sys
@@ -15,6 +16,7 @@ from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.models import adapt_input_conv
 from torch import Tensor
 
+from backbones import pixels
 from backbones.base import CLASSIFIER_PREFIXES, Backbone
 from backbones.building import unfilled
 from backbones.checkpoints import bare, open_checkpoint, read, unwrappings
@@ -30,6 +32,7 @@ def load(backbone: Backbone, source: str | Path, key: str = "teacher") -> str:
     What a family does to make a published state fit is its own (:meth:`~backbones.Backbone.adapt_state_dict`):
     positions learned at another image size are resampled, a classifier that it has no place for is left out. Weights of
     RGB are adapted to other channels as timm does, which a warning says. Everything else must match one to one.
+    ``backbone.pixels`` says then how the weights were fed, where that is known.
 
     Args:
         backbone: what to fill.
@@ -51,8 +54,10 @@ def load(backbone: Backbone, source: str | Path, key: str = "teacher") -> str:
         matching, problems = _compare(backbone.state_dict(), adapted)
         if not problems:
             backbone.load_state_dict(adapted)
+            backbone.pixels = pixels.of_source(source) or backbone.pixels_of(candidate)
             if changed:
                 logger.warning("%s: %s", source, changed)
+                backbone.pixels = None  # it is about other channels
             return kind
         found.append((matching, f"does not fit {type(backbone).__name__}: {problems}"))
     closest = max(found, key=lambda one: one[0])[1]  # the first of equals, which is least taken apart
@@ -123,17 +128,24 @@ def linear(source: str | Path) -> tuple[Tensor, Tensor]:
 def export(backbone: Backbone, path: str | Path) -> None:
     """Writes a backbone as Dino-Mamba's checkpoints hold it (``teacher`` → ``backbone.*``); flat for .safetensors.
 
-    The file is written aside and renamed.
+    How its images were fed, where that is known, stands beside (``pixels``). The file is written aside and renamed.
     """
-    _write({k: v.detach().cpu().contiguous() for k, v in backbone.state_dict().items()}, Path(path))
+    _write({k: v.detach().cpu().contiguous() for k, v in backbone.state_dict().items()}, Path(path), backbone.pixels)
 
 
-def _write(state: dict[str, Tensor], path: Path) -> None:
+def _write(state: dict[str, Tensor], path: Path, fed: pixels.Pixels | None) -> None:
+    facts = {} if fed is None else {pixels.KEY: fed.record()}
     with written_aside(path) as aside:
         if path.suffix == ".safetensors":
-            save_file(state, aside)
+            save_file(_unshared(state), aside, {key: json.dumps(value) for key, value in facts.items()} or None)
         else:
-            torch.save({"teacher": {f"backbone.{k}": v for k, v in state.items()}}, aside)
+            torch.save({"teacher": {f"backbone.{k}": v for k, v in state.items()}} | facts, aside)
+
+
+def _unshared(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Copies of what several names share, such as CoaT's positions, since safetensors takes each name's by itself."""
+    first: dict[int, str] = {}
+    return {k: v if first.setdefault(v.data_ptr(), k) == k else v.clone() for k, v in state.items()}
 
 
 def describe(source: str | Path, key: str = "teacher") -> str:
@@ -144,6 +156,10 @@ def describe(source: str | Path, key: str = "teacher") -> str:
         folded.setdefault(re.sub(r"\.\d+\.", ".*.", name, count=1), []).append(value)
     count = sum(v.numel() for k, v in state.items() if not k.startswith(CLASSIFIER_PREFIXES))
     lines = [f"{source}: {kind}, {len(state)} tensors, {count / 1e6:.1f} M parameters without the classifier"]
+    fed = pixels.of_source(source)
+    lines.append(
+        "  images: it does not say how they were normalised" if fed is None else f"  images: {fed} ({fed.source})"
+    )
     for name, values in folded.items():
         shapes = sorted({f"{tuple(v.shape)}" for v in values})
         lines.append(f"  {name}  {' '.join(shapes)}  {str(values[0].dtype).removeprefix('torch.')}  x {len(values)}")
@@ -170,9 +186,11 @@ def build(source: str | Path, key: str = "teacher", checkpoint: str | Path | Non
 
 def _to_onnx(args: argparse.Namespace) -> str:
     backbone = build(args.source, args.key, args.checkpoint)
-    if args.normalize and backbone.in_chans not in (None, 3):
+    fed = backbone.pixels
+    if args.normalize and fed is None and backbone.in_chans not in (None, 3):
         raise ValueError(f"--normalize is ImageNet's, of 3 channels; this backbone takes in_chans={backbone.in_chans}")
-    statistics = (IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD) if args.normalize else (None, None)
+    mean, std = (IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD) if fed is None else (fed.mean, fed.std)
+    statistics = (mean, std) if args.normalize else (None, None)
     model = Outputs(backbone, [name.strip() for name in args.output.split(",")], *statistics)
     if args.img_size and len(args.img_size) > 2:
         raise ValueError(f"--img-size {' '.join(map(str, args.img_size))}: give a side, or height and width")
@@ -187,7 +205,10 @@ def main(arguments: list[str] | None = None) -> None:
     """``inspect SOURCE`` or ``convert SOURCE OUT``; OUT is .pth (Dino-Mamba's layout), .safetensors (flat) or .onnx."""
     parser = argparse.ArgumentParser(prog="python -m backbones.weights", description=main.__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    for name, text in (("inspect", "tell format, names and shapes"), ("convert", "write the backbone in our layout")):
+    for name, text in (
+        ("inspect", "tell format, names, shapes and what images were fed"),
+        ("convert", "write the backbone in our layout"),
+    ):
         command = commands.add_parser(name, help=text)
         command.add_argument("source", help="a path, hf://owner/repo/file, or a timm name")
         command.add_argument("--key", default="teacher", help="network of a full checkpoint: teacher or student")
@@ -199,7 +220,9 @@ def main(arguments: list[str] | None = None) -> None:
                 "--output", default="embedding", help="embedding,logits,cls,patches,registers: any of them"
             )
             onnx.add_argument(
-                "--normalize", action="store_true", help="take RGB in [0, 1], normalise as ImageNet inside"
+                "--normalize",
+                action="store_true",
+                help="take RGB in [0, 1] and normalise inside, as the weights were fed",
             )
             onnx.add_argument(
                 "--fixed-size", action="store_true", help="one height and width; the batch is always free"
@@ -218,8 +241,8 @@ def main(arguments: list[str] | None = None) -> None:
     for option in ("checkpoint", "output", "normalize", "fixed_size", "img_size", "exporter"):
         if getattr(args, option) != commands.choices["convert"].get_default(option):
             raise ValueError(f"{args.out}: --{option.replace('_', '-')} is for .onnx only")
-    kind, state = open_checkpoint(args.source, args.key)
-    _write({k: v.contiguous() for k, v in bare(state).items() if not k.startswith(CLASSIFIER_PREFIXES)}, args.out)
+    (kind, state), fed = open_checkpoint(args.source, args.key), pixels.of_source(args.source)
+    _write({k: v.contiguous() for k, v in bare(state).items() if not k.startswith(CLASSIFIER_PREFIXES)}, args.out, fed)
     print(f"{args.out}: the backbone of {args.source} ({kind})")
 
 

@@ -19,6 +19,8 @@ Settings = dict[str, Any]
 
 BACKBONE = "model.init_args.backbone."
 PARTS = ("model", "data", "trainer", "seed_everything")
+KEPT_BY_NULL = ("data.init_args.mean", "data.init_args.std")
+"""Where null takes what the checkpoint says."""
 SILENT = ("logger", "callbacks", "plugins", "default_root_dir", "enable_", "profiler", "log_every_n_steps", "barebones")
 """Of the trainer: what changes nothing that is computed."""
 
@@ -82,7 +84,7 @@ def compare(before: Settings, now: Settings) -> list[Change]:
     for key in sorted({*before, *now}):
         known = key in before and key in now
         above = next((k for k in _ancestors(key) if k in before or k in now), None)
-        if known and not _same(key, before[key], now[key]):
+        if known and not _same(key, before[key], now[key]) and not (key in KEPT_BY_NULL and now[key] is None):
             changes[key] = Change(key, before[key], now[key])
         elif not known and above is not None:  # such as null, which became a group of options
             changes[above] = Change(above, before.get(above, "options"), now.get(above, "options"))

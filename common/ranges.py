@@ -34,11 +34,15 @@ RANGES: dict[str, str] = {
     "probe_scale": "(0, 1]", "global_size": SIZE, "local_size": SIZE, "num_local": COUNT, "global_scale": "(0, 1]",
     "local_scale": "(0, 1]", "jitter": NON_NEGATIVE, "jitter_prob": FRACTION, "gray_prob": FRACTION,
     "blur_sigma": NON_NEGATIVE, "blur_probs": FRACTION, "solarize_prob": FRACTION, "flip_prob": FRACTION,
+    "largest_id": COUNT,
     # callbacks
     "minutes": NON_NEGATIVE, "every_n_steps": SIZE, "keep_every_n_epochs": SIZE, "check_every": SIZE, "count": SIZE,
     "every_n_epochs": SIZE,
 }  # fmt: skip
 """Intervals; an argument that is a list has each of its entries in it, and null is for those whose type allows it."""
+
+PAIRS = ("probe_scale", "global_scale", "local_scale", "blur_sigma")
+"""Least and most."""
 
 ZERO_FOR_NONE = {"num_classes"}
 """In backbones: 0 is a model without a classifier."""
@@ -52,6 +56,9 @@ TRAINER: dict[str, str] = {
     "num_nodes": SIZE,
 }  # fmt: skip
 """The same for Lightning's trainer."""
+
+SEED = "[0, 4294967295]"
+"""NumPy's."""
 
 OURS = ("backbones", "lightning_modules", "datamodules", "callbacks", "heads")
 
@@ -76,6 +83,11 @@ def interval(text: str) -> Interval:
     found = re.fullmatch(r"([\[(])(-?[\w.]+), (-?[\w.]+)([\])])", text)
     assert found is not None, text
     return Interval(float(found[2]), float(found[3]), found[1] == "[", found[4] == "]")
+
+
+def check_seed(seed: object) -> None:
+    """ValueError for a seed that NumPy does not take."""
+    _check("seed_everything", seed, SEED)
 
 
 def check_config(config: Mapping[str, Any]) -> None:
@@ -122,6 +134,8 @@ def _check_group(arguments: Mapping[str, Any], hints: Mapping[str, Any] | None, 
                     _check_group({f"{place}.{option}": given for option, given in inner.items()}, of, module)
         elif hints is not None and (text := RANGES.get(name)) is not None:
             _check(key, value, COUNT if name in ZERO_FOR_NONE and module.startswith("backbones") else text)
+            if name in PAIRS and isinstance(value, list | tuple) and not (len(value) == 2 and value[0] <= value[1]):
+                raise ValueError(f"{key}={value}: wanted two numbers, the least and the most")
 
 
 def _check(key: str, value: Any, text: str) -> None:
@@ -145,3 +159,29 @@ def _takes_none(annotation: Any) -> bool:
         return True
     origin = typing.get_origin(annotation)
     return origin in (typing.Union, types.UnionType) and any(_takes_none(a) for a in typing.get_args(annotation))
+
+
+def as_markdown() -> str:
+    """All ranges as a page."""
+    lines = [
+        "# What numbers may be",
+        "",
+        "Made by `python -m common.ranges`. A number outside of its range ends a run before anything is built; a",
+        "list has each of its entries in it. `null` is for arguments whose type allows it; no number may be infinite.",
+        "",
+        "| argument | range |",
+        "| --- | --- |",
+        *(f"| `{name}` | {text} |" for name, text in sorted(RANGES.items())),
+        "| `num_classes` of a backbone | [0, inf); 0 for no classifier |",
+        "",
+        "| of `trainer` | range |",
+        "| --- | --- |",
+        *(f"| `{name}` | {text} |" for name, text in sorted(TRAINER.items())),
+        "",
+        f"`seed_everything` is in {SEED}.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    print(as_markdown(), end="")

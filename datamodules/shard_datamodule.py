@@ -5,7 +5,6 @@ import logging
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -17,10 +16,10 @@ from torch import Tensor
 from datamodules.dataset import Policy, ShardDataset
 from datamodules.image_tree import ImageFolder
 from datamodules.loaders import ResumableLoader, ShardLoader
+from datamodules.normalisation import NormalizesImages
 from datamodules.position import Position, TrainerPosition
-from datamodules.remote import ShardCache, is_remote
-from datamodules.samples import ShardError, Source
-from datamodules.shard_info import INFO_FILES
+from datamodules.remote import is_remote
+from datamodules.samples import Source
 from datamodules.shards import ShardSet
 from datamodules.span_plan import EvaluationPlan, TrainPlan
 from datamodules.split_checks import (
@@ -33,12 +32,11 @@ from datamodules.split_checks import (
     common_format,
     refuse_labels,
 )
-from datamodules.statistics import check_length, training_statistics
+from datamodules.statistics import check_length
 from datamodules.transforms import Transform, finish_images, normalize
 
 logger = logging.getLogger(__name__)
 
-IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 Stage = Literal["train", "val", "test", "predict"]
 
 
@@ -72,7 +70,7 @@ class LoaderWrap(Protocol):
         ...
 
 
-class ShardDataModule(LightningDataModule):
+class ShardDataModule(NormalizesImages, LightningDataModule):
     """Samples in shards under any transforms; with a Trainer, or by itself in a notebook or a test.
 
     Every training sample is seen at most once an epoch, every evaluation sample exactly once, whatever the number of
@@ -91,8 +89,9 @@ class ShardDataModule(LightningDataModule):
         policy: what to do with bad samples: ``strict`` stops and names them, ``skip`` leaves them out and counts.
         shuffle_window: training samples shuffled together inside a rank's span.
         prefetch: batches each worker prepares ahead.
-        mean, std: for normalisation, a value for each channel; None takes ImageNet's for ordinary images, for others
-            what ``python -m datamodules.prepare`` recorded with the training split's shards.
+        mean, std: for normalisation, a value for each channel; None takes what the backbone's weights were trained
+            with, where they say so (``backbone.pixels``), else ImageNet's for ordinary images, and for others what
+            ``python -m datamodules.prepare`` recorded with the training split's shards.
         cache_dir, cache_gib: where shards from a URL are kept on each node, and how much of each URL's.
 
     Attributes:
@@ -140,7 +139,6 @@ class ShardDataModule(LightningDataModule):
         self._position: Position | None = None
         self._sources: dict[str, Source] = {}
         self._found: dict[str, Source] = {}
-        self._recorded: dict[str, tuple[float, ...]] | None = None
 
     def _add(self, stage: str, of: Split | dict[str, Split] | None) -> list[str]:
         """Names of a stage's splits: where each stands in the configuration."""
@@ -157,54 +155,11 @@ class ShardDataModule(LightningDataModule):
 
     # ---- what images consist of ---------------------------------------------------------------------------
 
-    @property
-    def in_chans(self) -> int:
-        """Channels of the images."""
-        return self.pixels.in_chans
-
-    @property
-    def mean(self) -> tuple[float, ...]:
-        """Of each channel, as a share of the full scale; floats as they are. ValueError where nobody says it."""
-        return self._of_data("mean", IMAGENET_MEAN) if self._mean is None else self._mean
-
-    @property
-    def std(self) -> tuple[float, ...]:
-        """See ``mean``."""
-        return self._of_data("std", IMAGENET_STD) if self._std is None else self._std
-
-    def _of_data(self, name: str, default: tuple[float, ...]) -> tuple[float, ...]:
-        if self.pixels.plain:
-            return default
-        if self._recorded is None:
-            train = self.splits["train"].shards if "train" in self.splits else None
-            self._recorded = training_statistics(
-                self._info, train if isinstance(train, str) else None, self.root, self.pixels
-            )
-        return self._recorded[name]
-
-    @cached_property
-    def _info(self) -> str:
-        """The root's ``_info.json``; empty where there is none."""
-        if is_remote(self.root):
-            try:
-                return self._cache.index(INFO_FILES)
-            except ShardError:  # reading the shards meets the same
-                return ""
-        path = Path(self.root).expanduser() / INFO_FILES[0]
-        return path.read_text() if path.is_file() else ""
-
-    @property
-    def _cache(self) -> ShardCache:
-        """Where shards of a remote root are kept."""
-        folder = Path(self.cache_dir).expanduser() if self.cache_dir else None
-        return ShardCache(self.root, folder, int(self.cache_gib * 2**30))
-
     def _check_format(self) -> None:
-        """ValueError where shards in use are known to hold other images, mean and std are not known, or the model takes
-        other channels or sizes."""
+        """ValueError where shards in use are known to hold other images, or the model takes other channels or
+        sizes."""
         splits = {name: self.splits[name] for name in self._in_use()}
         check_records([split.shards for split in splits.values()], self._info, self.root, self.pixels)
-        _ = self.mean, self.std
         module = None if self.trainer is None else self.trainer.lightning_module
         backbone = getattr(module, "backbone", None)
         check_channels(getattr(backbone, "in_chans", None), self.in_chans)
@@ -213,6 +168,12 @@ class ShardDataModule(LightningDataModule):
                 check_sizes(backbone, {self._size_key(name, key): side for key, side in split.transform.sizes.items()})
         if "train" in splits and (text := colours_left_out(splits["train"].transform)):
             rank_zero_info(text)
+
+    def image_size(self, stage: Stage) -> int | None:
+        """Side of the images that a stage's first split shows, of the global views where there are several; None where
+        its transform does not say."""
+        split = next(iter(self._stages[stage]), None)
+        return None if split is None else getattr(self.splits[split].transform, "size", None)
 
     # ---- where and how much -------------------------------------------------------------------------------
 

@@ -199,6 +199,11 @@ class MultiCropTransform(Transform):
         local = {"multicrop.local_size": c.local_size} if c.num_local else {}
         return {"multicrop.global_size": c.global_size} | local
 
+    @property
+    def size(self) -> int:
+        """Side of the global views in pixels."""
+        return self.multicrop.global_size
+
     @cached_property
     def crops(self) -> MultiCrop:
         """Compiles the renderer when it is first asked for."""

@@ -51,7 +51,8 @@ class HeadSpec:
     Args:
         n_last_blocks: how many last blocks (or stages) it reads, concatenated.
         pooling: what it reads of each: ``cls``, ``mean`` or ``max`` over the patches, ``register0`` and so on, or
-            several joined by +.
+            several joined by +. Where a backbone has no class token, ``cls`` is the embedding (of the last block) and
+            the mean over the patches (of those before).
         lr: learning rate for 256 images a step; scaled by (global batch / 256).
         weight_decay: L2.
         batch_norm: standardise the features first, without affine parameters, as MAE's protocol does.
@@ -86,14 +87,15 @@ class HeadSpec:
         """Block, counted from the end (-1 the last), and part of everything that it reads, in its order."""
         return [(block, part) for part in self.parts for block in range(-self.n_last_blocks, 0)]
 
-    def build(self, widths: Sequence[int], num_classes: int) -> nn.Sequential:
+    def build(self, widths: Sequence[int], num_classes: int, cls_widths: Sequence[int] | None = None) -> nn.Sequential:
         """The head (B, F) to (B, C), with weights from N(0, 0.01) and bias 0.
 
         Args:
             widths: D_i of each of the backbone's blocks.
             num_classes: C.
+            cls_widths: the same of what ``cls`` reads, where it is another.
         """
-        width = sum(widths[block] for block, _ in self.reads)
+        width = sum(((cls_widths or widths) if part == "cls" else widths)[block] for block, part in self.reads)
         linear = nn.Linear(width, num_classes)
         nn.init.normal_(linear.weight, std=0.01)
         nn.init.zeros_(linear.bias)

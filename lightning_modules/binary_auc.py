@@ -107,7 +107,7 @@ class BinaryAUCEvaluation(FrozenBackboneModule):
         blocks: block (or stage) numbers (negative ones count from the end), or ``all``.
         ignore_index: id in the masks that takes no part.
         pictures: this many of the first images are kept with their maps and the last block's patch features, for
-            analysis.
+            analysis; in a prediction, of each device's, in its files.
         backbone_weights, weights_key, stream: see FrozenBackboneModule; the stream is that of the similarities.
 
     Raises:
@@ -147,6 +147,7 @@ class BinaryAUCEvaluation(FrozenBackboneModule):
         self._grids: dict[tuple[int, int], list[MapName]] = {}
         self.metrics: nn.ModuleDict | None = None
         self._kept: list[dict[str, Any]] = []
+        self._predicted = 0  # images of this device
         self._rows: list[dict[str, Any]] = []
 
     def named_maps(self, images: Tensor) -> dict[MapName, Tensor]:
@@ -180,6 +181,10 @@ class BinaryAUCEvaluation(FrozenBackboneModule):
             {grid_name(grid): BinaryAUC(len(names), self.ignore_index) for grid, names in self._grids.items()}
         ).to(images.device)
 
+    def _shown(self, images: Tensor) -> np.ndarray:
+        """Normalised images (B, C, H, W) as they look: (B, H, W, 3) uint8."""
+        return (pictures(images, self.trainer.datamodule) * 255).round().byte().permute(0, 2, 3, 1).cpu().numpy()
+
     def validation_step(self, batch: dict[str, Any], batch_idx: int) -> None:
         images = batch["image"]
         if self.metrics is None:
@@ -197,11 +202,10 @@ class BinaryAUCEvaluation(FrozenBackboneModule):
     def _keep(self, batch: dict[str, Any], named: dict[MapName, Tensor], count: int) -> dict[str, Any]:
         """The first ``count`` images of a batch with what figures show of them."""
         images = batch["image"][:count]
-        shown = pictures(images, self.trainer.datamodule)
         features = self.backbone.forward_intermediates(images, 1, self.stream)[0]
         return {
             "keys": batch["key"][:count],
-            "images": (shown * 255).round().byte().permute(0, 2, 3, 1).cpu().numpy(),
+            "images": self._shown(images),
             "masks": batch["mask"][:count].cpu().numpy(),
             "patches": features.patches.float().cpu().numpy(),
         } | {f"maps/{as_text(name)}": scores[:count].float().cpu().numpy() for name, scores in named.items()}
@@ -259,6 +263,10 @@ class BinaryAUCEvaluation(FrozenBackboneModule):
         return joined | {"map_names": names, "ignore_index": np.array(self.ignore_index)}
 
     def predict_step(self, batch: dict[str, Any], batch_idx: int) -> dict[str, Any]:
-        """Keys, labels, embeddings, and ``maps/NAME`` (B, h, w) of each map."""
+        """Keys, labels, embeddings, ``maps/NAME`` (B, h, w) of each map; ``images``, the first ``pictures`` of them."""
         named = self.named_maps(batch["image"])
-        return super().predict_step(batch, batch_idx) | {f"maps/{name}": scores for name, scores in named.items()}
+        found = super().predict_step(batch, batch_idx) | {f"maps/{name}": scores for name, scores in named.items()}
+        shown, self._predicted = self._predicted, self._predicted + len(batch["image"])
+        if shown < self.pictures:
+            found["images"] = self._shown(batch["image"][: self.pictures - shown])
+        return found

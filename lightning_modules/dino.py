@@ -141,6 +141,7 @@ class DINO(EMATeacher, Pretraining):
         """The student's backbone; the teacher is its copy again."""
         kind = weights.load(self.student.backbone, source, key)
         self.teacher.load_state_dict(self.student.state_dict())
+        self.backbone.pixels = self.student.backbone.pixels
         return kind
 
     @property

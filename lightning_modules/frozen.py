@@ -8,11 +8,12 @@ from torch import Tensor
 
 from backbones import STREAMS, Backbone, Stream, weights
 from common.evaluation import Evaluation
+from lightning_modules.pixels import KnowsItsPixels
 
 logger = logging.getLogger(__name__)
 
 
-class FrozenBackboneModule(Evaluation, LightningModule):
+class FrozenBackboneModule(KnowsItsPixels, Evaluation, LightningModule):
     """Holds a backbone in eval mode without gradients, and fills it once from ``backbone_weights``.
 
     The weights are read when a run starts and not at construction, so a checkpoint, which holds the backbone,

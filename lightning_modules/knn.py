@@ -70,7 +70,7 @@ class KNN(FrozenBackboneModule):
         """(B, 3, H, W) to (B, D), what is compared."""
         if self.stream == "published":
             return super().forward(images)
-        return self.backbone.forward_intermediates(images, 1, self.stream)[0].cls
+        return self.backbone.forward_readouts(images, 1, self.stream)[0].cls
 
     def validation_step(self, batch: dict[str, Any], batch_idx: int, dataloader_idx: int = 0) -> None:
         if len(batch["image"]):
@@ -78,9 +78,7 @@ class KNN(FrozenBackboneModule):
 
     def _joined(self, loader: int) -> tuple[Tensor, Tensor]:
         if not self._found[loader]:
-            width = (
-                self.backbone.num_features if self.stream == "published" else self.backbone.feature_info[-1]["num_chs"]
-            )
+            width = self.backbone.num_features if self.stream == "published" else self.backbone.cls_widths[-1]
             empty = torch.empty(0, width, device=self.device)
             return empty, torch.empty(0, dtype=torch.int64, device=self.device)
         embeddings, labels = zip(*self._found[loader], strict=True)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 from torchmetrics import SumMetric
 from torchmetrics.classification import MulticlassAccuracy
@@ -69,9 +70,17 @@ class LinearProbe(FrozenBackboneModule):
         self.specs, self.num_classes = heads, num_classes
         self.reads = sorted({read for head in heads for read in head.reads})
         widths = [info["num_chs"] for info in backbone.feature_info]
-        self._widths = [widths[block] for block, _ in self.reads]
+        self.readouts = True
+        """Whether ``cls`` is the embedding where a backbone has no class token; in version 0.1 it was the mean."""
+        cls_widths = backbone.cls_widths
+        self._widths = [(cls_widths if part == "cls" else widths)[block] for block, part in self.reads]
         self._columns = [[self.reads.index(read) for read in head.reads] for head in heads]
-        self.heads = nn.ModuleList(head.build(widths, num_classes) for head in heads)
+        if not backbone.embedding_is_cls and any(part == "cls" for _, part in self.reads):
+            rank_zero_info(
+                f"heads: pooling=cls reads the class token; this {type(backbone).__name__}'s embedding, which k-NN "
+                "compares, is pooled from other tokens too (pooling=mean reads the patches)"
+            )
+        self.heads = nn.ModuleList(head.build(widths, num_classes, cls_widths) for head in heads)
         self.top1 = nn.ModuleList(MulticlassAccuracy(num_classes, average="micro") for _ in heads)
         top5 = min(5, num_classes)
         self.top5 = nn.ModuleList(MulticlassAccuracy(num_classes, top_k=top5, average="micro") for _ in heads)
@@ -92,7 +101,8 @@ class LinearProbe(FrozenBackboneModule):
         """(B, F): what the heads read, ``self.reads`` beside each other, from one pass without gradients."""
         self.images_encoded += len(images) if self.training else 0
         with torch.no_grad():
-            blocks = self.backbone.forward_intermediates(images, -self.reads[0][0], self.stream)
+            read = self.backbone.forward_readouts if self.readouts else self.backbone.forward_intermediates
+            blocks = read(images, -self.reads[0][0], self.stream)
             return torch.cat([pool(blocks[block], part) for block, part in self.reads], 1)
 
     def logits(self, encoded: Tensor) -> list[Tensor]:
@@ -166,9 +176,12 @@ class LinearProbe(FrozenBackboneModule):
     on_test_epoch_end = on_validation_epoch_end
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        checkpoint["probe_history"] = self.history
+        super().on_save_checkpoint(checkpoint)
+        checkpoint["probe_history"], checkpoint["probe_readouts"] = self.history, self.readouts
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        super().on_load_checkpoint(checkpoint)
+        self.readouts = checkpoint.get("probe_readouts", False)
         self.history = [[tuple(v) for v in epoch] for epoch in checkpoint["probe_history"]]
 
     def rows(self) -> list[dict[str, Any]]:

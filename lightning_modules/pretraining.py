@@ -20,6 +20,7 @@ from lightning_modules.clipping import clip_each
 from lightning_modules.finite import FiniteGuard
 from lightning_modules.hparams import global_batch_size
 from lightning_modules.param_groups import param_groups_weight_decay
+from lightning_modules.pixels import KnowsItsPixels
 from lightning_modules.schedules import cosine_schedule
 from metrics import KNNAccuracy
 
@@ -29,7 +30,7 @@ Logged = Mapping[str, Tensor | float | Callable[[], Tensor]]
 """Scalars by name; a function is called in those steps only that are logged."""
 
 
-class Pretraining(Evaluation, LightningModule, ABC):
+class Pretraining(KnowsItsPixels, Evaluation, LightningModule, ABC):
     """The base of methods: AdamW under per-step schedules, until the loss is no number.
 
     A method gives :meth:`training_loss`. It may override ``backbone`` (what is kept, scored and looked at), ``trained``
@@ -105,6 +106,8 @@ class Pretraining(Evaluation, LightningModule, ABC):
             kind = self.start_from(self._init_weights, self._weights_key)
             logger.info("the backbone starts from %s (%s)", self._init_weights, kind)
             self.weights_source = f"trained from {self._init_weights} ({kind})"
+        super().on_fit_start()
+        self.backbone.pixels = self._used_pixels() or self.backbone.pixels
 
     def start_from(self, source: str, key: str) -> str:
         """Loads the trained backbone; a method with several copies of it overrides this. Returns the format."""
@@ -213,6 +216,7 @@ class Pretraining(Evaluation, LightningModule, ABC):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """No checkpoint is written after a step that is about to stop the run."""
         self.finite.check()
+        super().on_save_checkpoint(checkpoint)
 
     def configure_gradient_clipping(
         self,

@@ -69,6 +69,7 @@ class RobustnessEvaluation(FrozenBackboneModule):
         self._probe, self._head_name = probe, head_name
         self.spec, self.num_classes = head, num_classes
         self.head: nn.Module | None = None
+        self._readouts = True
         self._hits: list[SumMetric] = []
         self._images: list[SumMetric] = []
         self._rows: list[dict[str, Any]] = []
@@ -79,7 +80,7 @@ class RobustnessEvaluation(FrozenBackboneModule):
         if "pytorch-lightning_version" in read(self._probe):
             probe = LinearProbe.load_from_checkpoint(self._probe, map_location="cpu", weights_only=True)
             self.spec, self.head = probe.trained_head(self._head_name)
-            self.stream = probe.stream
+            self.stream, self._readouts = probe.stream, probe.readouts
             self._weights = self._weights or self._probe
         else:
             if self.spec is None or self._weights is None:
@@ -88,7 +89,8 @@ class RobustnessEvaluation(FrozenBackboneModule):
                     "{n_last_blocks: 4, pooling: cls}, and give model.init_args.backbone_weights"
                 )
             weight, bias = weights.linear(self._probe)
-            self.head = self.spec.build([info["num_chs"] for info in self.backbone.feature_info], self.num_classes)
+            widths = [info["num_chs"] for info in self.backbone.feature_info]
+            self.head = self.spec.build(widths, self.num_classes, self.backbone.cls_widths)
             if self.head[1].weight.shape != weight.shape:
                 raise ValueError(
                     f"{self._probe} has a weight of {tuple(weight.shape)}; the head {self.spec.name} of this backbone "
@@ -113,9 +115,8 @@ class RobustnessEvaluation(FrozenBackboneModule):
             return
         images, answers = batch["image"][taking_part], batch["answers"][taking_part]
         assert self.spec is not None and self.head is not None
-        logits = self.head(
-            self.spec.pool(self.backbone.forward_intermediates(images, self.spec.n_last_blocks, self.stream))
-        )
+        read = self.backbone.forward_readouts if self._readouts else self.backbone.forward_intermediates
+        logits = self.head(self.spec.pool(read(images, self.spec.n_last_blocks, self.stream)))
         name, classes = list(self._sets().items())[dataloader_idx]
         if int(answers.max()) >= logits.shape[1] or max(classes or [0]) >= logits.shape[1]:
             raise ValueError(f"sets.{name}: classes up to {int(answers.max())}, the probe has {logits.shape[1]}")

@@ -11,7 +11,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.plugins.precision import MixedPrecision
 from torch.utils.data import DataLoader
 
-import lightning_cli
+from common import messages
 
 
 class One(LightningModule):
@@ -60,7 +60,7 @@ def test_lightnings_loops(tmp_path):
 
 
 def test_an_unset_combined_loader_hides_what_went_wrong():
-    """lightning_cli.origin looks behind this message."""
+    """messages.origin looks behind this message."""
     from lightning.pytorch.utilities.combined_loader import CombinedLoader
 
     try:
@@ -68,7 +68,7 @@ def test_an_unset_combined_loader_hides_what_went_wrong():
     except RuntimeError as error:
         assert "iter(combined_loader)" in str(error)
         error.__context__ = ValueError("what it was")
-        assert str(lightning_cli.origin(error)) == "what it was"
+        assert str(messages.origin(error)) == "what it was"
     else:
         raise AssertionError("Lightning no longer refuses: origin can go")
 

@@ -2,15 +2,16 @@
 
 import pytest
 
+import configs
 from common import ranges
 from tests.yaml_fuzz import fuzz
 
 
-@pytest.mark.parametrize("count", [24, pytest.param(500, marks=[pytest.mark.slow, pytest.mark.timeout(1500)])])
+@pytest.mark.parametrize("count", [24, pytest.param(150, marks=[pytest.mark.slow, pytest.mark.timeout(1500)])])
 def test_a_mutated_configuration(count, shards, tmp_path):
     counts, short = fuzz(count, count, shards, tmp_path)
     assert not short, "\n".join(short)
-    assert counts["right"] > count / 8 and counts["refused"] > count / 4
+    assert counts["right"] >= count / 10 and counts["refused"] >= count / 4
 
 
 @pytest.mark.parametrize(
@@ -37,3 +38,8 @@ def test_what_is_no_number_of_ours_is_left_alone():
     ranges.check_config({"model": other, "data": None, "trainer": {"max_epochs": None}})
     nothing = {"class_path": "lightning_modules.DINO", "init_args": {"clip_grad": None, "global_batch_size": None}}
     ranges.check_config({"model": nothing})
+
+
+def test_the_page_of_ranges():
+    page = configs.ROOT.parent / "docs/settings.md"
+    assert page.read_text() == ranges.as_markdown(), "python -m common.ranges > docs/settings.md"

@@ -23,7 +23,7 @@ import yaml
 
 import cli
 from callbacks.settings import whole
-from common.ranges import COUNT, RANGES, TRAINER, ZERO_FOR_NONE, interval
+from common.ranges import COUNT, RANGES, SEED, TRAINER, ZERO_FOR_NONE, interval
 from datamodules import prepare
 from tests.tiny_runs import BACKBONES, CONFIGS, EXTRA, TINY
 
@@ -166,7 +166,7 @@ def _out_of_range(mutation: Mutation) -> str | None:
     value = mutation.value
     if mutation.kind != "value" or isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    text = (TRAINER if part == "trainer" else RANGES).get(name)
+    text = SEED if name == "seed_everything" else (TRAINER if part == "trainer" else RANGES).get(name)
     if text is None:
         return f"ran, and {name} has no documented range"
     at_least = COUNT if name in ZERO_FOR_NONE and "backbone" in mutation.key else text
@@ -174,6 +174,7 @@ def _out_of_range(mutation: Mutation) -> str | None:
 
 
 def _same(held: Any, asked: Any) -> bool:
+    asked = {"yes": True, "no": False}.get(asked, asked) if isinstance(asked, str) else asked
     return str(held) == str(asked) or (asked in ({}, []) and not held) or held == asked
 
 

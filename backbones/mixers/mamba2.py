@@ -17,6 +17,7 @@ from backbones.ops import (
     causal_conv,
     gated_rms_norm,
     is_watched,
+    recomputed,
     ssd,
     ssd_decay,
     ssd_matrix,
@@ -111,11 +112,19 @@ class BidirectionalMamba2(nn.Module):
 
     def _scan_inputs(self, u: Tensor) -> tuple[Tensor, ScanInputs, ScanInputs]:
         """The gate z (b,l,inner) and each direction's inputs, the second one's tokens reversed."""
+        z, xBC, dt = self._projected(u)
+        return z, self._forward_inputs(xBC, dt), self._backward_inputs(xBC, dt)
+
+    def _projected(self, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The gate z, the convolution's input (b,l,inner + 2gn), and dt (b,l,h) before its bias and softplus."""
         z, xBC, dt = self.in_proj(u).split([self.inner, self.inner + 2 * self.ngroups * self.d_state, self.heads], -1)
-        dt = dt.to(torch.promote_types(dt.dtype, torch.float32))
-        forward = self._direction(xBC, dt, self.conv1d, self.dt_bias, self.A_log, self.D)
-        backward = self._direction(xBC.flip(1), dt.flip(1), self.conv1d_b, self.dt_b_bias, self.A_log_b, self.D_b)
-        return z, forward, backward
+        return z, xBC, dt.to(torch.promote_types(dt.dtype, torch.float32))
+
+    def _forward_inputs(self, xBC: Tensor, dt: Tensor) -> ScanInputs:
+        return self._direction(xBC, dt, self.conv1d, self.dt_bias, self.A_log, self.D)
+
+    def _backward_inputs(self, xBC: Tensor, dt: Tensor) -> ScanInputs:
+        return self._direction(xBC.flip(1), dt.flip(1), self.conv1d_b, self.dt_b_bias, self.A_log_b, self.D_b)
 
     def _direction(
         self, xBC: Tensor, dt: Tensor, conv: nn.Conv1d, dt_bias: Tensor, A_log: Tensor, D: Tensor
@@ -134,7 +143,8 @@ class BidirectionalMamba2(nn.Module):
 
     def scan(self, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The gate z and the outputs of both scans before gating, (B, L, inner) each and in the order of u."""
-        z, *both = self._scan_inputs(u)
+        z, xBC, dt = self._projected(u)
+        both: list[ScanInputs] = [recomputed(of, xBC, dt) for of in (self._forward_inputs, self._backward_inputs)]
         y, y_b = (ssd(*inputs, self.chunk_size, self._scan_backend).flatten(2) for inputs in both)
         return z, y, y_b.flip(1)
 
@@ -169,10 +179,13 @@ class BidirectionalMamba2(nn.Module):
         return self._forward(u)
 
     def _forward(self, u: Tensor) -> Tensor:
-        z, forward, backward = self.scan(u)
+        return self.out_proj(recomputed(self._gated, *self.scan(u)))
+
+    def _gated(self, z: Tensor, forward: Tensor, backward: Tensor) -> Tensor:
+        """The mean of both scans' gated and normalised outputs."""
         y = gated_rms_norm(forward, z, self.norm.weight, self.eps, self.ngroups)
         y_b = gated_rms_norm(backward, z, self.norm_b.weight, self.eps, self.ngroups)
-        return self.out_proj((y + y_b) / 2)
+        return (y + y_b) / 2
 
     def mixing(self, u: Tensor, rows: Tensor | None = None) -> Tensor:
         """Rows of (M_forward + M_backward) / 2 with their skips D, before gating and normalisation."""

@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from backbones.ops import traceable
+from backbones.ops.recompute import keeps
 from backbones.ops.tracing import counted, is_traced, without_autocast
 from common.precision import at_least_float32
 
@@ -109,8 +110,8 @@ def _row_blocks(length: int, rows: int) -> list[tuple[int, int]]:
 class _MaskedProduct(torch.autograd.Function):
     """y = MX' + DX with X' = dt X and M_ij = C_i·B_j exp(cum_i - cum_j) for j <= i, in few passes over memory.
 
-    M is made in blocks of rows, each up to the diagonal only. If there are several, no block is kept: the backward
-    pass makes them again, which takes the time that reading them would and none of their memory.
+    M is made in blocks of rows, each up to the diagonal only. If there are several, or memory is a device's, no block
+    is kept: the backward pass makes them again, which takes the time that reading them would and none of their memory.
 
     The gradient of cum is the row sums of G = dM * M less its column sums: dy_i · (MX')_i and x'_j · (M^T dy)_j,
     without a further (l, l) matrix. In half precision G itself is summed: where the diagonal prevails, rounded ones
@@ -129,14 +130,16 @@ class _MaskedProduct(torch.autograd.Function):
             decay = _decay_rows(cum, i, j).unflatten(1, (B.shape[1], -1))
             M = (decay * scores if len(blocks) == 1 else decay.mul_(scores)).flatten(1, 2).to(x.dtype)
             y[:, :, i:j] = M @ xdt[:, :, :j]
-        ctx.save_for_backward(x, dt, cum, B, C, D, xdt, y, *((decay, M) if len(blocks) == 1 else ()))
+        kept = (xdt, decay, M) if keeps(x) and len(blocks) == 1 else (xdt,) if keeps(x) else ()
+        ctx.save_for_backward(x, dt, cum, B, C, D, y, *kept)
         ctx.rows = rows
         return y if D is None else torch.addcmul(y, x, D[:, None, None].to(x.dtype))
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, dy: Tensor):  # type: ignore[override]
-        x, dt, cum, B, C, D, xdt, y, *kept = ctx.saved_tensors
+        x, dt, cum, B, C, D, y, *kept = ctx.saved_tensors
+        xdt, *kept = kept or ((x * dt[..., None]).to(x.dtype),)
         dy = dy.contiguous()
         low = x.dtype != cum.dtype
         dC, dcum, dB, dxdt = torch.empty_like(C), torch.zeros_like(cum), None, None
@@ -250,7 +253,7 @@ def _mamba_ssm(
             )
         return None
     try:
-        return kernel(x, dt.to(x.dtype), A.float(), B, C, chunk_size=chunk_size, D=D)
+        return kernel(x, dt.float(), A.float(), B, C, chunk_size=chunk_size, D=D)
     except Exception as error:
         if strict or isinstance(error, torch.OutOfMemoryError):
             raise

@@ -114,10 +114,15 @@ class _Counted(torch.autograd.Function):
         return None, None, *(next(found) if t is not None and t.requires_grad else None for t in ctx.inner)
 
 
+def is_counted() -> bool:
+    """Whether PyTorch's FLOP counter is on."""
+    return bool(torch._C._len_torch_dispatch_stack()) and any(
+        isinstance(mode, _COUNTERS) for mode in _get_current_dispatch_mode_stack()
+    )
+
+
 def counted(function: Callable[..., Tensor], count: int, *tensors: Tensor | None) -> Tensor:
     """``function(*tensors)``; PyTorch's FLOP counter, if one is on, sees ``count`` FLOPs and none of what is inside."""
-    if torch.compiler.is_compiling() or not torch._C._len_torch_dispatch_stack():
-        return function(*tensors)
-    if not any(isinstance(mode, _COUNTERS) for mode in _get_current_dispatch_mode_stack()):
+    if torch.compiler.is_compiling() or not is_counted():
         return function(*tensors)
     return _Counted.apply(function, count, *tensors)

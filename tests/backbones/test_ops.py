@@ -56,14 +56,15 @@ def test_ssd_equals_the_recurrence(length, groups):
             torch.testing.assert_close(a, b, atol=1e-9, rtol=0)
 
 
-def test_ssd_of_a_thousand_shapes():
+@pytest.mark.parametrize("count", [120, pytest.param(1000, marks=pytest.mark.slow)])
+def test_ssd_of_many_shapes(count):
     """Any shape, chunk and strength of the decay, in float64, and in float32 and bfloat16 against that."""
     rng = torch.Generator().manual_seed(0)
 
     def pick(*choices):
         return choices[int(torch.randint(len(choices), (), generator=rng))]
 
-    for seed in range(1000):
+    for seed in range(count):
         groups, length = pick(1, 1, 2, 3), int(torch.randint(1, pick(4, 40, 150), (), generator=rng))
         shape = {"b": pick(1, 2, 3), "h": groups * pick(1, 2, 4), "p": pick(1, 3, 8), "n": pick(1, 5, 16)}
         arguments, chunk = inputs(length, groups, seed=seed, **shape), pick(1, 7, 16, 64, 256)
@@ -212,12 +213,14 @@ def test_failing_kernel_warns_once_and_falls_back(mamba_ssm):
 
 def test_working_kernel_is_called_by_its_signature(mamba_ssm):
     def kernel(x, dt, A, B, C, chunk_size, D=None):
-        assert chunk_size == 256
+        assert chunk_size == 256 and dt.dtype == A.dtype == torch.float32  # whatever the images' dtype is
         return ssd_recurrent(x, dt, A, B, C, D)
 
     mamba_ssm(kernel=kernel)
     arguments = [t.detach().float() for t in inputs(9)]
     torch.testing.assert_close(ssd(*arguments, backend="mamba_ssm"), ssd(*arguments, backend="torch"))
+    half = [t if i in (1, 2, 5) else t.bfloat16() for i, t in enumerate(arguments)]
+    assert ssd(*half, backend="mamba_ssm").dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 4, 5, 37, 198])
