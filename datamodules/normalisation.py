@@ -5,7 +5,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from datamodules.pixel_format import PixelFormat
+from datamodules.pixel_format import RGB, PixelFormat
 from datamodules.remote import ShardCache, is_remote
 from datamodules.samples import ShardError
 from datamodules.shard_info import INFO_FILES
@@ -50,7 +50,7 @@ class NormalizesImages:
         fed = getattr(getattr(module, "backbone", None), "pixels", None)
         if fed is not None and len(fed.mean) == self.in_chans:
             return getattr(fed, name)
-        return default if self.pixels.plain else self._recorded[name]
+        return default if self.pixels.record() == RGB.record() else self._recorded[name]
 
     @cached_property
     def _recorded(self) -> dict[str, tuple[float, ...]]:

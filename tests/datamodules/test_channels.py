@@ -363,6 +363,18 @@ def test_arrays_of_rgb_become_ordinary_shards(tmp_path):
         imagefolder(str(tmp_path / "src"), str(tmp_path / "no"), "train", bits=16)
 
 
+def test_a_declared_range_of_rgb_holds(tmp_path):
+    (tmp_path / "src/k").mkdir(parents=True)
+    Image.fromarray(BYTES[..., :3] >> 1).save(tmp_path / "src/k/a.png")
+    imagefolder(str(tmp_path / "src"), str(tmp_path / "out"), "train")
+    options = {"num_workers": 0, "val_shards": "train-*.tar", "resize": 7, "crop": 7}
+    plain, ranged = (ImageNetDataModule(str(tmp_path / "out"), **options, max_value=top) for top in (None, 127))
+    (one,), (two,) = plain.val_dataloader(), ranged.val_dataloader()
+    assert torch.equal(one["image"].clamp(max=127), two["image"]) and ranged.mean == plain.mean
+    with pytest.raises(ShardError, match="above max_value=100; raise it"):
+        list(ImageNetDataModule(str(tmp_path / "out"), **options, max_value=100).val_dataloader())
+
+
 def test_arrays_without_a_word_about_channels(bands, tmp_path):
     with pytest.raises(ShardError, match=r"\.npy is no .*arrays are read where --channels"):
         imagefolder(str(bands[0] / "files"), str(tmp_path), "train")
