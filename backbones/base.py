@@ -59,6 +59,10 @@ class Backbone(nn.Module, ABC):
     """Of each block or stage, in timm's terms: ``num_chs`` D_i, ``reduction`` (pixels a side of a cell), ``module``."""
     patch_size: int
     """Pixels that a side of the image must be a multiple of."""
+    in_chans: int | None = None
+    """Channels of the images; None where a family does not say."""
+    input_conv: str | None = "patch_embed.proj.weight"
+    """Name of the parameter (D, C, p, p) that meets the images first."""
     published_stream: Stream = "residual"
     """What ``published`` means for the family."""
     pools: tuple[str, ...] = ("token", "avg", "")
@@ -143,6 +147,12 @@ class Backbone(nn.Module, ABC):
         A call of the module itself where that gives it, so that hooks and compilation of the module act.
         """
         return self.pooled_features(images) if self.num_classes else self(images)
+
+    def check_size(self, height: int, width: int) -> None:
+        """ValueError for images of a size that the model does not take: here, no multiples of the patch."""
+        for name, side in (("height", height), ("width", width)):
+            if side < self.patch_size or side % self.patch_size:
+                raise ValueError(f"image {name} {side} is not a multiple of patch_size {self.patch_size}")
 
     # ---- classifier, in timm's terms ----------------------------------------------------------------------
 

@@ -127,7 +127,7 @@ def _input_size(backbone: Backbone) -> tuple[int, int, int]:
     config = getattr(inner, "default_cfg", {})
     channels, *size = config.get("input_size", (3, 224, 224))
     height, width = getattr(getattr(inner, "patch_embed", None), "img_size", None) or size
-    return int(getattr(inner, "in_chans", channels)), int(height), int(width)
+    return int(backbone.in_chans or getattr(inner, "in_chans", channels)), int(height), int(width)
 
 
 def _write(model: Outputs, path: Path, shape: tuple[int, ...], free_size: bool, exporter: str) -> None:

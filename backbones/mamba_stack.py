@@ -50,6 +50,7 @@ class MambaStack(SequenceBackbone):
     ) -> None:  # fmt: skip
         super().__init__()
         self._set_size(img_size, patch_size, embed_dim, depth)
+        self.in_chans = in_chans
         self.patch_embed = PatchEmbed(patch_size, embed_dim, in_chans)
         self._build_tokens()
         self.layers = nn.ModuleList(MambaBlock(embed_dim, mixer(), rate) for rate in drop_path_rates(drop_path, depth))

@@ -61,6 +61,12 @@ class SequenceBackbone(MixingBackbone):
     def _embed(self, images: Tensor) -> tuple[Tensor, Layout]:
         """(B, C, H, W) to the first sequence (B, L, D) and where things stand in it."""
 
+    @torch.no_grad()
+    def check_size(self, height: int, width: int) -> None:
+        """Lays a blank image out as tokens; the blocks take sequences of any length."""
+        parameter = next(self.parameters())
+        self._embed(parameter.new_zeros(1, self.in_chans or 3, height, width))
+
     @property
     def _blocks(self) -> nn.ModuleList:
         return getattr(self, self.blocks_name)

@@ -12,7 +12,9 @@ REFUSALS = (AssertionError, RuntimeError, ValueError, IndexError)
 """What timm's families raise for images or sizes that they do not take."""
 
 
-def create(name: str, img_size: int | tuple[int, int] | None, pretrained: bool, drop_path: float) -> nn.Module:
+def create(
+    name: str, img_size: int | tuple[int, int] | None, pretrained: bool, drop_path: float, in_chans: int = 3
+) -> nn.Module:
     """timm's model without a classifier, for images of several sizes where its family can be built so.
 
     Raises:
@@ -27,6 +29,8 @@ def create(name: str, img_size: int | tuple[int, int] | None, pretrained: bool, 
         options["drop_path_rate"] = drop_path
     if pretrained:
         options["pretrained"] = True
+    if in_chans != 3:
+        options["in_chans"] = in_chans
     try:
         try:  # families with positions resample them with this switch, Swin's builds its masks; others do not know it
             return timm.create_model(name, num_classes=0, dynamic_img_size=True, **options)
@@ -37,6 +41,7 @@ def create(name: str, img_size: int | tuple[int, int] | None, pretrained: bool, 
         if not refused:
             raise
         hint = {"img_size": "leave it null: the family has no size to set", "drop_path_rate": "set drop_path to 0"}
+        hint["in_chans"] = "it takes images of 3 channels"
         key = "drop_path" if refused[0] == "drop_path_rate" else refused[0]
         raise ValueError(
             f"{key}={options[refused[0]]}: timm's {name} does not have this option; {hint[refused[0]]}"

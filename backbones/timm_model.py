@@ -35,6 +35,7 @@ class TimmModel(MixingBackbone):
         img_size: side, or (height, width); None keeps the model's own. Only for models that take it.
         pretrained: load timm's published weights.
         drop_path: stochastic depth rate.
+        in_chans: channels of the images; timm's weights of another number are adapted as timm does.
 
     Raises:
         ValueError: where timm does not know the name or the model offers no intermediate features.
@@ -48,14 +49,17 @@ class TimmModel(MixingBackbone):
         img_size: int | tuple[int, int] | None = None,
         pretrained: bool = False,
         drop_path: float = 0.0,
+        in_chans: int = 3,
     ) -> None:
         super().__init__()
-        model = create(name, img_size, pretrained, drop_path)
+        model = create(name, img_size, pretrained, drop_path, in_chans)
         if not hasattr(model, "forward_intermediates"):
             raise ValueError(f"timm's {name} offers no forward_intermediates, so it has no feature maps to probe")
-        self.model, self.name = model, name
+        self.model, self.name, self.in_chans = model, name, in_chans
+        first = model.default_cfg.get("first_conv")
+        self.input_conv = f"model.{first}.weight" if isinstance(first, str) else None
         self.weights_source = f"timm's {name}" if pretrained else "random initialisation"
-        if pretrained:
+        if pretrained and in_chans == 3:
             self.pixels = pixels.of_record(model.pretrained_cfg, f"timm's configuration of {name}")
         self.num_features = getattr(model, "head_hidden_size", None) or model.num_features
         self.feature_info = feature_info(model)
@@ -72,6 +76,17 @@ class TimmModel(MixingBackbone):
         # blocks of one width and grid share the final norm; stages of a pyramid come as they are
         self.pyramid = len({(info["num_chs"], info["reduction"]) for info in self.feature_info}) > 1
         self._normed = not self.pyramid and isinstance(getattr(model, "norm", None), nn.Module)
+
+    @torch.no_grad()
+    def check_size(self, height: int, width: int) -> None:
+        """Runs the model on a blank image; timm's families know their sizes only by refusing others."""
+        modes = {module: module.training for module in self.modules()}
+        try:
+            self.eval()
+            self.pooled_features(next(self.parameters()).new_zeros(1, self.in_chans, height, width))
+        finally:
+            for module, training in modes.items():
+                module.training = training
 
     # ---- forward ------------------------------------------------------------------------------------------
 
@@ -193,9 +208,9 @@ class TimmModel(MixingBackbone):
         """Names of the blocks' attention modules, found out when first asked for; None where there are no such."""
         if self.pyramid:
             return None
-        config, (height, width) = self.model.default_cfg, own_size(self.model)
+        height, width = own_size(self.model)
         parameter = next(self.model.parameters())
-        images = parameter.new_zeros(1, getattr(self.model, "in_chans", config["input_size"][0]), height, width)
+        images = parameter.new_zeros(1, self.in_chans, height, width)
         reduction = self.feature_info[0]["reduction"]
         tokens = self.num_prefix + (height // reduction) * (width // reduction)
         return token_attention(self.model, [info["module"] for info in self.feature_info], images, tokens)

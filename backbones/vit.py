@@ -51,6 +51,7 @@ class VisionTransformer(SequenceBackbone):
     ) -> None:  # fmt: skip
         super().__init__()
         self._set_size(img_size, patch_size, embed_dim, depth)
+        self.in_chans = in_chans
         self.num_heads = num_heads
         self.patch_embed = PatchEmbed(patch_size, embed_dim, in_chans)
         self.cls_token = nn.Parameter(torch.zeros(1, 1, embed_dim))

@@ -5,6 +5,7 @@ For people: ``python -m backbones.weights inspect FILE`` and ``... convert FILE 
 
 import argparse
 import json
+import logging
 import re
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
+from timm.models import adapt_input_conv
 from torch import Tensor
 
 from backbones import pixels
@@ -21,13 +23,16 @@ from backbones.checkpoints import bare, open_checkpoint, read, unwrappings
 from backbones.export import OPSET, Outputs, to_onnx
 from common.files import written_aside
 
+logger = logging.getLogger(__name__)
+
 
 def load(backbone: Backbone, source: str | Path, key: str = "teacher") -> str:
     """Loads a checkpoint into a backbone and returns the format found.
 
     What a family does to make a published state fit is its own (:meth:`~backbones.Backbone.adapt_state_dict`):
-    positions learned at another image size are resampled, a classifier that it has no place for is left out. Everything
-    else must match one to one. ``backbone.pixels`` says then how the weights were fed, where that is known.
+    positions learned at another image size are resampled, a classifier that it has no place for is left out. Weights of
+    RGB are adapted to other channels as timm does, which a warning says. Everything else must match one to one.
+    ``backbone.pixels`` says then how the weights were fed, where that is known.
 
     Args:
         backbone: what to fill.
@@ -45,14 +50,36 @@ def load(backbone: Backbone, source: str | Path, key: str = "teacher") -> str:
         except ValueError as error:
             found.append((0, str(error)))
             continue
+        adapted, changed = _fit_channels(backbone, adapted)
         matching, problems = _compare(backbone.state_dict(), adapted)
         if not problems:
             backbone.load_state_dict(adapted)
             backbone.pixels = pixels.of_source(source) or backbone.pixels_of(candidate)
+            if changed:
+                logger.warning("%s: %s", source, changed)
+                backbone.pixels = None  # it is about other channels
             return kind
         found.append((matching, f"does not fit {type(backbone).__name__}: {problems}"))
     closest = max(found, key=lambda one: one[0])[1]  # the first of equals, which is least taken apart
     raise ValueError(f"{source} ({kind}) {closest}" if closest.startswith("does not") else f"{source}: {closest}")
+
+
+def _fit_channels(backbone: Backbone, state: dict[str, Tensor]) -> tuple[dict[str, Tensor], str]:
+    """A state whose first convolution takes RGB made to take the backbone's channels, and in words what was done.
+
+    As ``timm.models.adapt_input_conv``: one channel gets the sum over red, green and blue; others get the three in
+    turn, times 3 / C, so that equal channels give what grey RGB gave.
+    """
+    name = backbone.input_conv
+    if name is None:
+        return state, ""
+    own, given = backbone.state_dict().get(name), state.get(name)
+    if own is None or given is None or own.ndim != 4 or given.ndim != 4 or given.shape[1] != 3 or own.shape[1] == 3:
+        return state, ""
+    channels = own.shape[1]
+    how = "summed over them" if channels == 1 else f"repeated over them and scaled by 3/{channels}"
+    said = f"{name} is of 3 channels, the backbone takes in_chans={channels}: {how}, as timm does"
+    return state | {name: adapt_input_conv(channels, given)}, said
 
 
 def _compare(own: dict[str, Tensor], state: dict[str, Tensor]) -> tuple[int, str]:
@@ -160,6 +187,8 @@ def build(source: str | Path, key: str = "teacher", checkpoint: str | Path | Non
 def _to_onnx(args: argparse.Namespace) -> str:
     backbone = build(args.source, args.key, args.checkpoint)
     fed = backbone.pixels
+    if args.normalize and fed is None and backbone.in_chans not in (None, 3):
+        raise ValueError(f"--normalize is ImageNet's, of 3 channels; this backbone takes in_chans={backbone.in_chans}")
     mean, std = (IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD) if fed is None else (fed.mean, fed.std)
     statistics = (mean, std) if args.normalize else (None, None)
     model = Outputs(backbone, [name.strip() for name in args.output.split(",")], *statistics)

@@ -11,6 +11,7 @@ from torch import Tensor
 from backbones import Stream
 from callbacks.run_folder import run_folder
 from common.files import write_npz
+from common.pictures import pictures
 
 MAP_COLOURS = torch.tensor(  # viridis at 0, 1/4, ..., 1: even in lightness and colour-blind safe
     [
@@ -78,10 +79,8 @@ class FeatureMaps(Callback):
         images = batch["image"][: self.count]
         features = pl_module.backbone.forward_intermediates(images, 1, self.stream)[0]
         maps = torch.einsum("bd,bdhw->bhw", F.normalize(features.cls, dim=-1), F.normalize(features.patches, dim=1))
-        data: Any = trainer.datamodule
-        mean, std = (torch.tensor(v).to(images)[:, None, None] for v in (data.mean, data.std))
         masks = batch["mask"][: self.count].cpu() if "mask" in batch else None
-        self._shown = ((images * std + mean).clamp(0, 1).float().cpu(), maps.float().cpu(), masks)
+        self._shown = (pictures(images, trainer.datamodule).float().cpu(), maps.float().cpu(), masks)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._shown is None:

@@ -30,6 +30,7 @@ RANGES: dict[str, str] = {
     # data
     "batch_size": SIZE, "num_workers": COUNT, "prefetch": SIZE, "shuffle_window": SIZE, "seed": COUNT, "resize": SIZE,
     "crop": SIZE, "probe_size": SIZE, "mean": "(-inf, inf)", "std": POSITIVE, "cache_gib": POSITIVE,
+    "max_value": POSITIVE, "rgb": COUNT,
     "probe_scale": "(0, 1]", "global_size": SIZE, "local_size": SIZE, "num_local": COUNT, "global_scale": "(0, 1]",
     "local_scale": "(0, 1]", "jitter": NON_NEGATIVE, "jitter_prob": FRACTION, "gray_prob": FRACTION,
     "blur_sigma": NON_NEGATIVE, "blur_probs": FRACTION, "solarize_prob": FRACTION, "flip_prob": FRACTION,

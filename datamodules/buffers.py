@@ -16,15 +16,15 @@ Rows = dict[str, Any]
 """One sample's rows of these buffers: numpy arrays (...), or lists of these, which share the buffers' memory."""
 
 
-def allocate(shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
-    """uint8 tensors in one piece of memory: a shared one inside a worker, so that handing them over copies nothing."""
-    sizes = [math.prod(shape) for shape in shapes]
+def allocate(shapes: Sequence[tuple[int, ...]], dtype: torch.dtype = torch.uint8) -> list[Tensor]:
+    """Tensors in one piece of memory: a shared one inside a worker, so that handing them over copies nothing."""
+    sizes = [math.prod(shape) * dtype.itemsize for shape in shapes]
     if get_worker_info() is None or not sum(sizes):
         memory = torch.empty(sum(sizes), dtype=torch.uint8)
     else:
         memory = torch.empty(0, dtype=torch.uint8).set_(torch.UntypedStorage._new_shared(sum(sizes)))
         _fault_in(memory)
-    return [piece.view(shape) for piece, shape in zip(memory.split(sizes), shapes, strict=True)]
+    return [piece.view(dtype).view(shape) for piece, shape in zip(memory.split(sizes), shapes, strict=True)]
 
 
 def _fault_in(memory: Tensor) -> None:

@@ -16,7 +16,9 @@ import cv2
 import numpy as np
 from PIL import Image
 
+from datamodules import channels
 from datamodules.masks import MaskEncoding, ids_of
+from datamodules.pixel_format import PixelFormat
 from datamodules.samples import RawSample, ShardError
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
@@ -89,6 +91,13 @@ def to_rgb(image: Image.Image) -> Image.Image:
 def open_image(raw: RawSample) -> EncodedImage:
     """A sample's image before it is decoded."""
     return EncodedImage(raw.image(), f"the image of {raw.name}")
+
+
+def sample_pixels(raw: RawSample, pixels: PixelFormat) -> np.ndarray:
+    """A sample's image (H, W, C) of any format, unchanged. ShardError, naming shard and key, where it is another."""
+    if pixels.plain:
+        return open_image(raw).pixels()
+    return channels.decode(raw.image(pixels.fields), f"the image of {raw.name}", pixels)
 
 
 def decode_image(raw: RawSample) -> Image.Image:

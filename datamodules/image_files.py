@@ -23,6 +23,7 @@ FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 """Endings of files, in lower case, that are taken for images."""
 ORIENTATION = 0x0112
+TIFFS = (b"II", b"MM")
 IGNORED = "which readers ignore"
 
 
@@ -76,7 +77,7 @@ def read_image(path: Path, rules: PixelRules, tally: Tally) -> ImageBytes:
     Raises:
         ShardError: for a file that is empty, cut off, or no image of these formats.
     """
-    data = _bytes(path)
+    data = file_bytes(path)
     try:
         image = Image.open(io.BytesIO(data), formats=FORMATS)
         if not _whole(data, str(image.format)):
@@ -97,10 +98,12 @@ def read_image(path: Path, rules: PixelRules, tally: Tally) -> ImageBytes:
         raise ShardError(
             f"{path} cannot be read as {', '.join(FORMATS)} ({type(error).__name__}: {error}); replace or remove it, "
             "or leave such files out by policy skip"
+            + ("; bands are read by --channels" if data.startswith(TIFFS) else "")
         ) from None
 
 
-def _bytes(path: Path) -> bytes:
+def file_bytes(path: Path) -> bytes:
+    """A file's content. ShardError where it is missing, empty or cannot be read."""
     if not path.is_file():
         raise ShardError(f"{path} is {'a link to nowhere' if path.is_symlink() else 'no file'}; restore or remove it")
     try:
@@ -135,7 +138,9 @@ def _changed(image: Image.Image, path: Path, orientation: int, rules: PixelRules
     changed: Image.Image | None = None
     if image.format != "MPO" and getattr(image, "n_frames", 1) > 1:
         if image.format not in KEPT:
-            raise ShardError(f"{path} holds {image.n_frames} pictures; extract the one that is meant")  # type: ignore[attr-defined]
+            count = image.n_frames  # type: ignore[attr-defined]
+            bands = f", or pass --channels {count} --pages bands if they are channels" if image.format == "TIFF" else ""
+            raise ShardError(f"{path} holds {count} pictures; extract the one that is meant{bands}")
         tally.add("animated images, of which readers see the first picture", path.name)
     profile = image.info.get("icc_profile")
     if profile and not _is_srgb(profile):
@@ -198,7 +203,8 @@ def _filled(image: Image.Image, original: Image.Image, colour: str) -> Image.Ima
 def _refuse_lossy(image: Image.Image, path: Path) -> None:
     if image.mode == "F" or (image.mode == "I" and image.format == "TIFF"):
         raise ShardError(
-            f"{path} has pixels of mode {image.mode}, of which nobody knows what is white; convert it to 8 or 16 bits"
+            f"{path} has pixels of mode {image.mode}, of which nobody knows what is white; convert it to 8 or 16 "
+            "bits, or keep it by --channels 1 --bits 32"
         )
 
 

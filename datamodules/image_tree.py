@@ -6,9 +6,11 @@ from pathlib import Path
 
 import numpy as np
 
+from datamodules.channel_files import SUFFIXES, folder_member
 from datamodules.folders import files_below, is_litter
 from datamodules.image_files import IMAGE_SUFFIXES, PixelRules, read_image
 from datamodules.labels import folder_labels
+from datamodules.pixel_format import RGB, PixelFormat
 from datamodules.samples import Labels, RawSample, ShardError, Source, labels_of
 from datamodules.tally import Tally, some
 
@@ -18,8 +20,12 @@ SPLITS = {"train", "training", "val", "valid", "validation", "test", "testing"}
 """Names of folders that hold class folders and are none."""
 
 
-def class_folders(root: Path) -> list[Path]:
+def class_folders(root: Path, suffixes: Sequence[str] = IMAGE_SUFFIXES) -> list[Path]:
     """The class folders of a tree, sorted as text.
+
+    Args:
+        root: the tree.
+        suffixes: endings of files that are taken for images.
 
     Raises:
         ShardError: where there are none, or images beside them, which would have no class, or the folders are splits.
@@ -28,7 +34,7 @@ def class_folders(root: Path) -> list[Path]:
         raise ShardError(f"no folder {root}")
     inside = [path for path in root.iterdir() if not is_litter(path.name)]
     folders = sorted(path for path in inside if path.is_dir())
-    loose = sorted(path.name for path in inside if not path.is_dir() and path.suffix.lower() in IMAGE_SUFFIXES)
+    loose = sorted(path.name for path in inside if not path.is_dir() and path.suffix.lower() in suffixes)
     unlabelled = "or read all of them without classes by --unlabelled true of python -m datamodules.prepare imagefolder"
     if not folders:
         found = f"has no class folders, but images ({len(loose)}: {some(loose)})" if loose else "has no class folders"
@@ -47,7 +53,11 @@ def class_folders(root: Path) -> list[Path]:
 
 
 def class_images(
-    folder: Path, tally: Tally | None = None, strict: bool = True, may_be_empty: bool = False
+    folder: Path,
+    tally: Tally | None = None,
+    strict: bool = True,
+    may_be_empty: bool = False,
+    suffixes: Sequence[str] = IMAGE_SUFFIXES,
 ) -> list[Path]:
     """The images of one class, in folders below it too, links followed, sorted.
 
@@ -56,19 +66,22 @@ def class_images(
         tally: counts what is left out.
         strict: a file that is no image is an error and not left out.
         may_be_empty: that there is none is no error.
+        suffixes: endings of files that are taken for images.
 
     Raises:
         ShardError: for an empty folder or a file of another kind.
     """
     tally = Tally() if tally is None else tally
     files = files_below(folder, tally)
-    found = [path for path in files if path.suffix.lower() in IMAGE_SUFFIXES]
-    if strict and (bad := [path for path in files if path.suffix.lower() not in IMAGE_SUFFIXES]):
+    found = [path for path in files if path.suffix.lower() in suffixes]
+    if strict and (bad := [path for path in files if path.suffix.lower() not in suffixes]):
         others = f", nor are {len(bad) - 1} more" if len(bad) > 1 else ""
-        allowed = ", ".join(IMAGE_SUFFIXES)
-        raise ShardError(f"{bad[0]} is no {allowed} file{others}; convert or remove it, or --policy skip")
+        arrays = "; arrays are read where --channels says what they hold" if bad[0].suffix.lower() == ".npy" else ""
+        raise ShardError(
+            f"{bad[0]} is no {', '.join(suffixes)} file{others}; convert or remove it, or --policy skip{arrays}"
+        )
     for path in files:
-        if path.suffix.lower() not in IMAGE_SUFFIXES:
+        if path.suffix.lower() not in suffixes:
             tally.add("files that are no images, left out", path.name)
     if masks := [path for path in found if path.stem.lower().endswith(".mask")]:
         raise ShardError(f"{masks[0]} is called like a mask, and would be an image of its own; keep masks elsewhere")
@@ -93,6 +106,8 @@ class ImageTree(Source):
         self._hold(root, [(path, labels[folder.name]) for folder in folders for path in class_images(folder, tally)])
         _report(root, tally)
 
+    pixels: PixelFormat = RGB
+
     def _hold(self, root: Path, images: Sequence[tuple[Path, int | None]], apart: bool = False) -> None:
         self.root, self.paths, self._images = root, [root], images
         self.starts = np.arange(len(images) + 1) if apart else np.array([0, len(images)])
@@ -108,8 +123,12 @@ class ImageTree(Source):
     def read(self, index: int, fields: Sequence[str]) -> RawSample:
         """The bytes of an image and its class number as ``cls``; its key is the path below the root."""
         path, label = self._images[index]
-        image = read_image(path, PixelRules(), Tally())
-        members = {image.field: image.data} | ({} if label is None else {"cls": str(label).encode()})
+        if self.pixels.plain:
+            image = read_image(path, PixelRules(), Tally())
+            field, data = image.field, image.data
+        else:
+            field, data = folder_member(path, self.pixels)
+        members = {field: data} | ({} if label is None else {"cls": str(label).encode()})
         return RawSample(str(self.root), str(path.relative_to(self.root)), members)
 
     def look_ahead(self, indices: np.ndarray) -> None:
@@ -125,22 +144,23 @@ class ImageFolder(ImageTree):
     Args:
         root: the folder.
         option: the configuration key that names it, for messages.
+        pixels: of its images.
 
     Raises:
         ShardError: where it holds no image.
     """
 
-    def __init__(self, root: str | Path, option: str = "shards") -> None:
+    def __init__(self, root: str | Path, option: str = "shards", pixels: PixelFormat = RGB) -> None:
+        self.pixels = pixels
         root = Path(root).expanduser()
         if not root.is_dir():
             raise ShardError(f"no folder {root}, which data.init_args.{option} names")
         tally = Tally()
-        images = class_images(root, tally, strict=False, may_be_empty=True)
+        suffixes = IMAGE_SUFFIXES if pixels.plain else SUFFIXES
+        images = class_images(root, tally, strict=False, may_be_empty=True, suffixes=suffixes)
         _report(root, tally)
         if not images:
-            raise ShardError(
-                f"data.init_args.{option}: {root} holds no image; wanted one of {', '.join(IMAGE_SUFFIXES)}"
-            )
+            raise ShardError(f"data.init_args.{option}: {root} holds no image; wanted one of {', '.join(suffixes)}")
         self._hold(root, [(path, None) for path in images], apart=True)
 
 

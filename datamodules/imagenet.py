@@ -7,6 +7,7 @@ from datamodules.albumentations_transforms import AlbumentationsImage, Albumenta
 from datamodules.dataset import Policy
 from datamodules.masks import MaskEncoding
 from datamodules.multicrop import MultiCropConfig
+from datamodules.pixel_format import declared
 from datamodules.samples import ShardError, Source
 from datamodules.shard_datamodule import LoaderWrap, ShardDataModule, Split
 from datamodules.transforms import EvaluationTransform, MultiCropTransform, ProbeTransform, Transform
@@ -44,6 +45,8 @@ class ImageNetDataModule(ShardDataModule):
         mask_encoding: how masks, where there are any, tell ids; see :data:`datamodules.masks.MaskEncoding`.
         probe_pipeline: the ``probe`` view by albumentations: transforms, each ``class_path: albumentations.NAME`` and
             ``init_args``, that end with an image of ``probe_size``; ``probe_scale`` then has no say.
+        in_chans, bits, max_value, rgb, pages: what images consist of; see
+            :class:`~datamodules.pixel_format.PixelFormat`.
 
     Attributes:
         wrap_loader: with view ``features``, what a model sets in its ``setup`` to make them: it is called for ``train``
@@ -67,32 +70,40 @@ class ImageNetDataModule(ShardDataModule):
         policy: Policy = "strict",
         shuffle_window: int = 2048,
         prefetch: int = 4,
-        mean: tuple[float, float, float] | None = None,
-        std: tuple[float, float, float] | None = None,
+        mean: tuple[float, ...] | None = None,
+        std: tuple[float, ...] | None = None,
         cache_dir: str | None = None,
         cache_gib: float = 200.0,
         multicrop_pipelines: list[PipelineViews] | None = None,
         probe_pipeline: list[dict] | None = None,
         mask_encoding: MaskEncoding = "auto",
+        in_chans: int = 3,
+        bits: Literal[8, 16, 32] = 8,
+        max_value: float | None = None,
+        rgb: tuple[int, int, int] | None = None,
+        pages: Literal["one", "bands"] = "one",
     ) -> None:
         if view not in VIEWS:
             raise ValueError(f"data.init_args.view={view!r}; allowed: {', '.join(VIEWS)}")
         if val_shards is None and view == "knn":
             raise ValueError("data.init_args.view=knn wants data.init_args.val_shards: the images that are scored")
-        evaluation = EvaluationTransform(resize, crop, mask_encoding=mask_encoding)
+        pixels = declared(in_chans, bits, max_value, rgb, pages)
+        evaluation = EvaluationTransform(resize, crop, mask_encoding=mask_encoding, pixels=pixels)
         training: Transform
         if view == "features":
             training = evaluation
         elif view == "multicrop":
             training = (
-                MultiCropTransform(multicrop)
+                MultiCropTransform(multicrop, pixels)
                 if multicrop_pipelines is None
-                else AlbumentationsViews(multicrop_pipelines, "data.init_args.multicrop_pipelines")
+                else AlbumentationsViews(multicrop_pipelines, "data.init_args.multicrop_pipelines", pixels)
             )
         elif probe_pipeline is None:
-            training = ProbeTransform(probe_size, probe_scale)
+            training = ProbeTransform(probe_size, probe_scale, pixels)
         else:
-            training = AlbumentationsImage(probe_size, probe_pipeline, key="data.init_args.probe_pipeline")
+            training = AlbumentationsImage(
+                probe_size, probe_pipeline, key="data.init_args.probe_pipeline", pixels=pixels
+            )
         train, val = Split(train_shards, training), None if val_shards is None else Split(val_shards, evaluation)
         super().__init__(
             root,
@@ -113,6 +124,9 @@ class ImageNetDataModule(ShardDataModule):
         self.view = view
         self.wrap_loader: LoaderWrap | None = None
 
+    def _size_key(self, split: str, option: str) -> str:
+        return option
+
     def _option(self, split: str) -> str:
         of_train = split in ("train", "val.bank") or not self._stages["val"]
         return "train_shards" if of_train else "val_shards"
@@ -127,9 +141,23 @@ class ImageNetDataModule(ShardDataModule):
             raise ShardError(f"{error}; or set data.init_args.val_shards=null to have no validation") from None
 
     def setup(self, stage: str) -> None:
-        """Also forgets what another model has set; the Trainer calls the model's ``setup`` after this one."""
+        """Also forgets what another model has set; the Trainer calls the model's ``setup`` after this one.
+
+        ValueError for a view that the model does not read.
+        """
+        module = None if self.trainer is None else self.trainer.lightning_module
+        wanted = getattr(module, "views", None)
+        if wanted is not None and stage != "predict":
+            bank = "knn" in wanted
+            if self.view not in wanted if stage == "fit" or bank else self.view == "knn":
+                raise ValueError(f"data.init_args.view={self.view}: {type(module).__name__} reads {', '.join(wanted)}")
         super().setup(stage)
         self.wrap_loader = None
+
+    @property
+    def bank_size(self) -> int | None:
+        """Samples of the bank; None for another view than ``knn``."""
+        return len(self.source("val.bank")) if self.view == "knn" else None
 
     def train_dataloader(self) -> Iterable[Any]:
         if self.view == "features":

@@ -1,7 +1,10 @@
 """ImageNet-S: images with foreground masks, for evaluation."""
 
+from typing import Literal
+
 from datamodules.dataset import Policy
 from datamodules.masks import MOST_CLASSES, MaskEncoding
+from datamodules.pixel_format import declared
 from datamodules.shard_datamodule import ShardDataModule, Split
 from datamodules.transforms import EvaluationTransform
 
@@ -25,6 +28,7 @@ class ImageNetSDataModule(ShardDataModule):
             ``palette`` by a palette's numbers (Pascal VOC), ``alpha`` as what is opaque; ``auto`` takes index for one
             channel and rgb for three.
         largest_id: highest id beside 1000.
+        in_chans, bits, max_value, rgb: what images consist of; see :class:`~datamodules.pixel_format.PixelFormat`.
     """
 
     def __init__(
@@ -37,16 +41,21 @@ class ImageNetSDataModule(ShardDataModule):
         crop: int = 224,
         policy: Policy = "strict",
         prefetch: int = 4,
-        mean: tuple[float, float, float] | None = None,
-        std: tuple[float, float, float] | None = None,
+        mean: tuple[float, ...] | None = None,
+        std: tuple[float, ...] | None = None,
         cache_dir: str | None = None,
         cache_gib: float = 200.0,
         mask_encoding: MaskEncoding = "auto",
         largest_id: int = MOST_CLASSES,
+        in_chans: int = 3,
+        bits: Literal[8, 16, 32] = 8,
+        max_value: float | None = None,
+        rgb: tuple[int, int, int] | None = None,
     ) -> None:
         transform = EvaluationTransform(
-            resize, crop, masks_required=True, labels_required=False, mask_encoding=mask_encoding, largest_id=largest_id
-        )
+            resize, crop, masks_required=True, labels_required=False, mask_encoding=mask_encoding,
+            largest_id=largest_id, pixels=declared(in_chans, bits, max_value, rgb),
+        )  # fmt: skip
         super().__init__(
             root,
             val=Split(val_shards, transform),
@@ -59,6 +68,9 @@ class ImageNetSDataModule(ShardDataModule):
             cache_dir=cache_dir,
             cache_gib=cache_gib,
         )
+
+    def _size_key(self, split: str, option: str) -> str:
+        return option
 
     def _option(self, split: str) -> str:
         return "val_shards"

@@ -1,4 +1,4 @@
-"""DINO's multi-crop augmentation, uint8 to uint8, seeded by the sample and not by the worker.
+"""DINO's multi-crop augmentation, seeded by the sample and not by the worker.
 
 What is done to a view is drawn first (:class:`ViewParameters`), for all views of an image at once; then the image is
 decoded, no larger than they need it, and each view is cut, changed and written to where its batch wants it.
@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from datamodules import pixel_ops
+from datamodules import channel_ops, pixel_ops
+from datamodules.pixel_format import RGB, PixelFormat
 from datamodules.pixel_ops import Box, write_planes
 from datamodules.sample_seed import SampleSeed
 from datamodules.views import ViewParameters, renderer
@@ -88,10 +89,16 @@ def random_box(width: int, height: int, scale: tuple[float, float], draws: list[
 
 
 class MultiCrop:
-    """An image to its views: two global, then the local ones."""
+    """An image to its views: two global, then the local ones.
 
-    def __init__(self, config: MultiCropConfig) -> None:
-        self.config = config
+    Args:
+        config: the views.
+        pixels: what images consist of; other channels than RGB's have no saturation, hue or grey values, and floats of
+            no known range are not solarized.
+    """
+
+    def __init__(self, config: MultiCropConfig, pixels: PixelFormat = RGB) -> None:
+        self.config, self.pixels = config, pixels
         first, second, local = config.blur_probs
         g = (config.global_size, config.global_scale)
         self.kinds = [
@@ -100,7 +107,8 @@ class MultiCrop:
             *[ViewKind(config.local_size, config.local_scale, local, 0.0)] * config.num_local,
         ]
         self._seed = SampleSeed()
-        renderer()  # compiles it here, once, and not in every worker
+        if pixels.plain:
+            renderer()  # compiles it here, once, and not in every worker
         strengths = config.jitter
         self._low = [*(max(0.0, 1 - s) for s in strengths[:3]), -strengths[3]]
         self._span = [*(1 + s - low for s, low in zip(strengths[:3], self._low, strict=False)), 2 * strengths[3]]
@@ -109,7 +117,8 @@ class MultiCrop:
         """What is done to the views of a sample whose image is of this size."""
         self._seed.set(seed, epoch, index)
         draws = self._seed.numpy.random((len(self.kinds), 11 + 2 + 2 * TRIES)).tolist()
-        return [self._view(kind, width, height, row) for kind, row in zip(self.kinds, draws, strict=True)]
+        views = [self._view(kind, width, height, row) for kind, row in zip(self.kinds, draws, strict=True)]
+        return views if self.pixels.plain else [channel_ops.applicable(view, self.pixels) for view in views]
 
     def _view(self, kind: ViewKind, width: int, height: int, draws: list[float]) -> ViewParameters:
         c = self.config
@@ -139,20 +148,24 @@ class MultiCrop:
         """Writes the views of an image.
 
         Args:
-            pixels: (H, W, 3) uint8, possibly smaller than the image.
+            pixels: (H, W, C), possibly smaller than the image.
             size: (width, height) of the image, which the parameters are about.
             parameters: of each view.
-            out: for each view, a (3, size, size) uint8 array whose channels are contiguous.
+            out: for each view, a (C, size, size) array whose channels are contiguous.
         """
         shrunk = size[0] / pixels.shape[1], size[1] / pixels.shape[0]
         if shrunk != (1.0, 1.0):
             parameters = [p._replace(box=_scaled(p.box, *shrunk)) for p in parameters]
-        (renderer() or render_in_python)(pixels, parameters, out)
+        if self.pixels.plain:
+            (renderer() or render_in_python)(pixels, parameters, out)
+        else:
+            channel_ops.render(self.pixels, pixels, parameters, out)
 
     def __call__(self, image: np.ndarray, seed: int, epoch: int, index: int) -> list[np.ndarray]:
-        """(H, W, 3) uint8 and the sample's (seed, epoch, index) to (3, size, size) uint8 arrays."""
+        """(H, W, C) and the sample's (seed, epoch, index) to (C, size, size) arrays of the buffer's dtype."""
         size = image.shape[1], image.shape[0]
-        out = [np.empty((3, kind.size, kind.size), np.uint8) for kind in self.kinds]
+        dtype = np.uint8 if self.pixels.bits == 8 else np.float32
+        out = [np.empty((self.pixels.in_chans, kind.size, kind.size), dtype) for kind in self.kinds]
         self.render(image, size, self.draw(*size, seed, epoch, index), out)
         return out
 

@@ -14,6 +14,7 @@ from typing import Any
 import cv2
 import numpy as np
 
+from datamodules.pixel_format import RGB, PixelFormat
 from datamodules.pixel_ops import write_planes
 from datamodules.sample_seed import SampleKey, SampleSeed
 
@@ -92,15 +93,22 @@ def _nested(value: Any, key: str) -> Any:
 class SeededPipeline:
     """A pipeline whose draws are a function of the sample's key; the same ones in any worker.
 
+    Albumentations takes bytes, and floats in [0, 1]: it sees 16 bits as value / 65535, and floats as they are.
+
     Args:
         steps: the transforms.
         size: side of what comes out, in pixels.
         key: where the pipeline stands in the configuration, for messages.
         seed: generators that pipelines of one image share; None for its own.
+        pixels: what images consist of.
     """
 
-    def __init__(self, steps: Steps, size: int, key: str, seed: SampleSeed | None = None) -> None:
+    def __init__(
+        self, steps: Steps, size: int, key: str, seed: SampleSeed | None = None, pixels: PixelFormat = RGB
+    ) -> None:
         import albumentations
+
+        self.pixels = pixels
 
         self.seed = SampleSeed() if seed is None else seed
         self.size, self._key = size, key
@@ -111,22 +119,30 @@ class SeededPipeline:
         """Writes what the pipeline makes of an image with the generators as they stand.
 
         Args:
-            image: (H, W, 3) uint8; may be changed.
-            out: (3, size, size) uint8.
+            image: (H, W, C) of the format's dtype; may be changed.
+            out: (C, size, size) of the buffer's.
 
         Raises:
             ValueError: for an outcome of another shape or dtype, naming the pipeline's key.
         """
+        pixels = self.pixels
+        if pixels.bits == 16:
+            image = image.astype(np.float32) / np.float32(pixels.scale)
         view = self._compose(image=image)["image"]
-        wanted = (self.size, self.size, 3)
-        if not isinstance(view, np.ndarray) or view.shape != wanted or view.dtype != np.uint8:
+        wanted, dtype = (self.size, self.size, pixels.in_chans), np.uint8 if pixels.bits == 8 else np.float32
+        if not isinstance(view, np.ndarray) or view.shape != wanted or view.dtype != dtype:
             found = f"{tuple(view.shape)} {view.dtype}"
             raise ValueError(
                 f"{self._key} made {found} of an image of {image.shape}; with size={self.size} it must make {wanted} "
-                "uint8: let it resize to that size, and leave out what makes floats or tensors (images are normalised "
-                "on the device)"
+                f"{dtype.__name__}: let it resize to that size, and leave out what makes "
+                f"{'floats or tensors' if pixels.bits == 8 else 'tensors'} (images are normalised on the device)"
             )
-        write_planes(view, False, out)
+        if pixels.plain:
+            write_planes(view, False, out)
+        elif pixels.bits == 16:
+            out[:] = (view.transpose(2, 0, 1) * np.float32(pixels.scale)).clip(0, pixels.top)
+        else:
+            out[:] = view.transpose(2, 0, 1)
 
     def __call__(self, image: np.ndarray, key: SampleKey, out: np.ndarray) -> None:
         """:meth:`draw` for a sample."""

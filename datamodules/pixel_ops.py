@@ -24,7 +24,7 @@ Box = tuple[int, int, int, int]
 
 
 def resized_crop(image: np.ndarray, box: Box, size: int) -> np.ndarray:
-    """The box of an image, brought to (size, size, 3) by antialiased bicubic interpolation.
+    """The box of an image (H, W, C), brought to (size, size, C) by antialiased bicubic interpolation.
 
     ``image.resize((size, size), PIL.Image.BICUBIC)`` of the cut-out box; torch holds a vectorised version of it.
     """
@@ -32,7 +32,7 @@ def resized_crop(image: np.ndarray, box: Box, size: int) -> np.ndarray:
     row, pixel, channel = image.strides
     # an image of its own in channels-last order, which is what the vectorised version asks for
     cut = torch.from_numpy(image).as_strided(
-        (1, 3, height, width), (row * height, channel, row, pixel), row * top + pixel * left
+        (1, image.shape[2], height, width), (row * height, channel, row, pixel), row * top + pixel * left
     )
     return F.interpolate(cut, (size, size), mode="bicubic", antialias=True).permute(0, 2, 3, 1).numpy()[0]
 

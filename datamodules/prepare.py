@@ -1,4 +1,4 @@
-"""Writes shards: ``python -m datamodules.prepare {imagefolder,imagenet_s,index,demo,demo_robustness} --help``.
+"""Writes shards: ``python -m datamodules.prepare {imagefolder,imagenet_s,index,statistics,…} --help``.
 
 Shards are written aside and renamed when whole; ``classes.json`` and ``_info.json`` come last. A split that is already
 there is left alone unless ``--overwrite true``. Splits in one folder share its list of classes.
@@ -17,25 +17,31 @@ import numpy as np
 from jsonargparse import auto_cli
 from PIL import Image
 
+from common.files import write_json
 from datamodules.classes import CLASSES_FILE, read_classes
 from datamodules.demo import CLASSES, scenes, shifted_scenes
 from datamodules.image_files import PixelRules
+from datamodules.image_tree import ImageFolder
 from datamodules.masks import MOST_CLASSES, MaskEncoding
+from datamodules.pixel_format import PixelFormat
 from datamodules.samples import ShardError
-from datamodules.shard_info import Scan, relative_name
+from datamodules.shard_info import INFO_FILES, Scan, relative_name
 from datamodules.shard_names import shard_paths
+from datamodules.shards import ShardSet
 from datamodules.split_writer import enter_split, read_info, write_split
+from datamodules.statistics import statistics_of
 from datamodules.tree_samples import MaskTree, Policy, TreeSamples, class_list, labelled_images, unlabelled_images
 
 logger = logging.getLogger(__name__)
 
-__all__ = ["demo", "demo_robustness", "imagefolder", "imagenet_s", "index", "write_split"]
+__all__ = ["demo", "demo_robustness", "imagefolder", "imagenet_s", "index", "statistics", "write_split"]
 
 
 def imagefolder(
     src: str, out: str, split: str, samples_per_shard: int = 1251, shuffle: bool = True, seed: int = 0,
     numbering: Literal["sorted", "folder"] = "sorted", overwrite: bool = False, classes: str | None = None,
     unlabelled: bool = False, policy: Policy = "strict", pixels: PixelRules = PixelRules(),  # noqa: B008
+    channels: int | None = None, bits: Literal[8, 16, 32] = 8, pages: Literal["one", "bands"] = "one",
 ) -> None:  # fmt: skip
     """Shards from a tree SRC/CLASS/IMAGE, or from any folder of images without classes.
 
@@ -56,10 +62,15 @@ def imagefolder(
         policy: what to do with files that are no images or cannot be read: ``strict`` stops and names them, ``skip``
             leaves them out and counts.
         pixels: what of an image counts beside its pixels as they are stored.
+        channels: of the images; None for RGB of 8 bits without arrays among them. Other than 3 of 8 bits are written as
+            they are, as ``KEY.npy`` (H, W, C), or as PNG where that holds them; their mean and std go into
+            ``_info.json``.
+        bits: 8, 16, or 32 for floats.
+        pages: of a TIFF file with several: ``one`` refuses it, ``bands`` takes each as a channel.
     """
     root, folder = Path(src).expanduser(), Path(out)
     names = None
-    samples = TreeSamples(root, pixels, policy)
+    samples = TreeSamples(root, pixels, policy, _format(channels, bits, pages))
     if unlabelled:
         if classes is not None or numbering != "sorted":
             raise ShardError("--unlabelled true goes with neither --classes nor --numbering: there are no classes")
@@ -69,14 +80,22 @@ def imagefolder(
         images, names = labelled_images(root, samples, numbering, names, classes or str(folder / CLASSES_FILE))
     order = np.random.default_rng(seed).permutation(len(images)) if shuffle else np.arange(len(images))
     written = (sample for i, at in enumerate(order) if (sample := samples.sample(i, *images[at])) is not None)
-    write_split(folder, split, written, samples_per_shard, overwrite, names)
+    write_split(folder, split, written, samples_per_shard, overwrite, names, samples.about)
     samples.report(len(images), names)
+
+
+def _format(channels: int | None, bits: Literal[8, 16, 32], pages: Literal["one", "bands"]) -> PixelFormat | None:
+    """What options say of the images. ShardError where they do not say how many channels."""
+    if channels is None and (bits != 8 or pages != "one"):
+        raise ShardError(f"--bits {bits} and --pages {pages} go with --channels, the number of channels")
+    return None if channels is None else PixelFormat(channels, bits, pages=pages)
 
 
 def imagenet_s(
     src: str, out: str, split: str = "validation", samples_per_shard: int = 512, overwrite: bool = False,
     classes: str | None = None, policy: Policy = "strict", pixels: PixelRules = PixelRules(),  # noqa: B008
     mask_encoding: MaskEncoding = "auto", largest_id: int = MOST_CLASSES,
+    channels: int | None = None, bits: Literal[8, 16, 32] = 8, pages: Literal["one", "bands"] = "one",
 ) -> None:  # fmt: skip
     """Shards with masks from an ImageNet-S tree: SRC/SPLIT/WNID/NAME.JPEG and SRC/SPLIT-segmentation/WNID/NAME.png.
 
@@ -96,9 +115,10 @@ def imagenet_s(
             ``palette`` by a palette's numbers (Pascal VOC), ``alpha`` as what is opaque; ``auto`` takes index for one
             channel and rgb for three. Pixels that tell none are an error.
         largest_id: highest id beside 1000: 919, 300 or 50.
+        channels, bits, pages: see imagefolder.
     """
     root, folder = Path(src).expanduser() / split, Path(out)
-    samples = TreeSamples(root, pixels, policy)
+    samples = TreeSamples(root, pixels, policy, _format(channels, bits, pages))
     images, names = labelled_images(
         root, samples, "sorted", class_list(folder, split, classes, overwrite), classes or str(folder / CLASSES_FILE)
     )
@@ -109,7 +129,7 @@ def imagenet_s(
             if (sample := samples.sample(i, path, label, masks)) is not None:
                 yield sample
 
-    write_split(folder, split, written(), samples_per_shard, overwrite, names)
+    write_split(folder, split, written(), samples_per_shard, overwrite, names, samples.about)
     masks.report(samples.tally)
     samples.report(len(images), names)
 
@@ -166,6 +186,41 @@ def index(root: str, split: str, pattern: str, overwrite: bool = False, classes:
     enter_split(folder, info, split, paths, [one.samples for one in labels], sum(labels[1:], labels[0]), names)
 
 
+def statistics(
+    root: str, shards: str, channels: int = 3, bits: Literal[8, 16, 32] = 8, pages: Literal["one", "bands"] = "one",
+) -> None:  # fmt: skip
+    """Mean and std of every channel over all pixels of some shards, or of a folder of images.
+
+    They are printed as YAML for a configuration. Where ``_info.json`` lists the shards as one split, they are kept
+    there, and runs on other than ordinary images take them from it. Give the training split's.
+
+    Args:
+        root: folder with the shards.
+        shards: glob of their names, or a folder of images such as ``.``.
+        channels, bits, pages: see imagefolder.
+    """
+    folder, form = Path(root).expanduser(), PixelFormat(channels, bits, pages=pages)
+    if shards and (folder / shards).is_dir():
+        found = statistics_of(ImageFolder(folder / shards, "shards", form), form)
+    else:
+        source = ShardSet.find(folder, shards, "shards")
+        found = statistics_of(source, form)
+        names = {relative_name(Path(path), folder) for path in source.paths}
+        path = folder / INFO_FILES[0]
+        info = json.loads(path.read_text()) if path.is_file() else {"splits": {}}
+        for name, split in info["splits"].items():
+            if set(split["filenames"]) == names:
+                split |= {"pixels": form.record(), "statistics": found}
+                write_json(path, info)
+                logger.info("kept in %s as those of the split %s", path, name)
+                break
+        else:
+            logger.info(
+                "not kept: no split of %s has these shards; python -m datamodules.prepare index enters them", path
+            )
+    print(f"mean: {json.dumps(found['mean'])}\nstd: {json.dumps(found['std'])}")
+
+
 def demo_robustness(out: str, per_class: int = 20) -> None:
     """Test sets like the robustness sets of ImageNet, drawn from the embedded data's classes, as folders.
 
@@ -207,6 +262,6 @@ DEMO_SETS = (
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     try:
-        auto_cli([imagefolder, imagenet_s, index, demo, demo_robustness], as_positional=False)
+        auto_cli([imagefolder, imagenet_s, index, statistics, demo, demo_robustness], as_positional=False)
     except (ValueError, OSError) as error:
         sys.exit(f"error: {error}")

@@ -72,6 +72,9 @@ class RobustnessDataModule(ShardDataModule):
         self.sets = sets
         self.classes = {name: subset_classes(one.classes) for name, one in sets.items()}
 
+    def _size_key(self, split: str, option: str) -> str:
+        return option
+
     def _find(self, split: str) -> Source:
         """Shards, or a tree. ShardError where the folder is missing or holds something else."""
         name = split.removeprefix("val.")

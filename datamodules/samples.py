@@ -1,6 +1,7 @@
 """What a sample is, and what it is read from.
 
-A sample is ``KEY.jpg|jpeg|png|webp`` with ``KEY.cls`` (ASCII integer), optionally ``KEY.mask.png`` and ``KEY.json``.
+A sample is ``KEY.jpg|jpeg|png|webp``, or ``KEY.npy`` for channels that those do not hold, with ``KEY.cls`` (ASCII
+integer), optionally ``KEY.mask.png`` and ``KEY.json``.
 Members are found by these endings, so a dot inside KEY does no harm.
 """
 
@@ -12,8 +13,10 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 IMAGE_FIELDS = ("jpg", "jpeg", "png", "webp")
-FIELDS = ("mask.png", *IMAGE_FIELDS, "cls", "json")  # the longer ending first: KEY.mask.png is no image
-LARGEST = {"cls": 1 << 10, "json": 1 << 20}
+ARRAY_FIELD = "npy"
+"""An image of another kind, where :class:`~datamodules.pixel_format.PixelFormat` says so: (H, W, C), not pickled."""
+FIELDS = ("mask.png", *IMAGE_FIELDS, ARRAY_FIELD, "cls", "json")  # the longer ending first: KEY.mask.png is no image
+LARGEST = {"cls": 1 << 10, "json": 1 << 20, ARRAY_FIELD: 1 << 30}
 """Bytes that a member may have; those not named here ``LARGEST_IMAGE``."""
 LARGEST_IMAGE = 64 << 20
 
@@ -42,11 +45,12 @@ class RawSample(NamedTuple):
         """How errors call it."""
         return f"sample {self.key!r} in shard {self.shard}"
 
-    def image(self) -> bytes:
-        for field in IMAGE_FIELDS:
+    def image(self, wanted: Sequence[str] = IMAGE_FIELDS) -> bytes:
+        for field in wanted:
             if field in self.fields:
                 return self.fields[field]
-        raise ShardError(f"{self.name} has no image; wanted one of {', '.join(IMAGE_FIELDS)}")
+        hint = "" if ARRAY_FIELD in wanted else "; arrays (.npy) are read where data.init_args.in_chans and bits say so"
+        raise ShardError(f"{self.name} has no image; wanted one of {', '.join(wanted)}{hint}")
 
     def label(self) -> int:
         if "cls" not in self.fields:

@@ -16,17 +16,27 @@ from torch import Tensor
 from datamodules.dataset import Policy, ShardDataset
 from datamodules.image_tree import ImageFolder
 from datamodules.loaders import ResumableLoader, ShardLoader
+from datamodules.normalisation import NormalizesImages
 from datamodules.position import Position, TrainerPosition
-from datamodules.remote import ShardCache, is_remote
+from datamodules.remote import is_remote
 from datamodules.samples import Source
 from datamodules.shards import ShardSet
 from datamodules.span_plan import EvaluationPlan, TrainPlan
-from datamodules.split_checks import check_classes, check_labels, refuse_labels
+from datamodules.split_checks import (
+    check_channels,
+    check_classes,
+    check_labels,
+    check_records,
+    check_sizes,
+    colours_left_out,
+    common_format,
+    refuse_labels,
+)
+from datamodules.statistics import check_length
 from datamodules.transforms import Transform, finish_images, normalize
 
 logger = logging.getLogger(__name__)
 
-IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 Stage = Literal["train", "val", "test", "predict"]
 
 
@@ -60,7 +70,7 @@ class LoaderWrap(Protocol):
         ...
 
 
-class ShardDataModule(LightningDataModule):
+class ShardDataModule(NormalizesImages, LightningDataModule):
     """Samples in shards under any transforms; with a Trainer, or by itself in a notebook or a test.
 
     Every training sample is seen at most once an epoch, every evaluation sample exactly once, whatever the number of
@@ -79,8 +89,9 @@ class ShardDataModule(LightningDataModule):
         policy: what to do with bad samples: ``strict`` stops and names them, ``skip`` leaves them out and counts.
         shuffle_window: training samples shuffled together inside a rank's span.
         prefetch: batches each worker prepares ahead.
-        mean, std: for normalisation; None takes what the backbone's weights were trained with, where they say so
-            (``backbone.pixels``), else ImageNet's.
+        mean, std: for normalisation, a value for each channel; None takes what the backbone's weights were trained
+            with, where they say so (``backbone.pixels``), else ImageNet's for ordinary images, and for others what
+            ``python -m datamodules.prepare`` recorded with the training split's shards.
         cache_dir, cache_gib: where shards from a URL are kept on each node, and how much of each URL's.
 
     Attributes:
@@ -102,8 +113,8 @@ class ShardDataModule(LightningDataModule):
         policy: Policy = "strict",
         shuffle_window: int = 2048,
         prefetch: int = 4,
-        mean: tuple[float, float, float] | None = None,
-        std: tuple[float, float, float] | None = None,
+        mean: tuple[float, ...] | None = None,
+        std: tuple[float, ...] | None = None,
         cache_dir: str | None = None,
         cache_gib: float = 200.0,
     ) -> None:
@@ -121,6 +132,10 @@ class ShardDataModule(LightningDataModule):
             stage: self._add(stage, of)
             for stage, of in (("train", train), ("val", val), ("test", test), ("predict", predict))
         }
+        self.pixels = common_format({name: split.transform.pixels for name, split in self.splits.items()})
+        for name, values in (("mean", mean), ("std", std)):
+            if values is not None:
+                check_length(name, values, self.in_chans)
         self._position: Position | None = None
         self._sources: dict[str, Source] = {}
         self._found: dict[str, Source] = {}
@@ -138,22 +153,21 @@ class ShardDataModule(LightningDataModule):
         splits = [f"  {name}: {s.shards}, {type(s.transform).__name__}" for name, s in self.splits.items()]
         return "\n".join([f"{type(self).__name__}({self.root})", *splits])
 
-    # ---- normalisation ------------------------------------------------------------------------------------
+    # ---- what images consist of ---------------------------------------------------------------------------
 
-    @property
-    def mean(self) -> tuple[float, ...]:
-        """What pixels in [0, 1] are normalised by."""
-        return self._of_weights("mean", IMAGENET_MEAN) if self._mean is None else self._mean
-
-    @property
-    def std(self) -> tuple[float, ...]:
-        """What pixels in [0, 1] are normalised by."""
-        return self._of_weights("std", IMAGENET_STD) if self._std is None else self._std
-
-    def _of_weights(self, name: str, default: tuple[float, ...]) -> tuple[float, ...]:
+    def _check_format(self) -> None:
+        """ValueError where shards in use are known to hold other images, or the model takes other channels or
+        sizes."""
+        splits = {name: self.splits[name] for name in self._in_use()}
+        check_records([split.shards for split in splits.values()], self._info, self.root, self.pixels)
         module = None if self.trainer is None else self.trainer.lightning_module
-        pixels = getattr(getattr(module, "backbone", None), "pixels", None)
-        return default if pixels is None else getattr(pixels, name)
+        backbone = getattr(module, "backbone", None)
+        check_channels(getattr(backbone, "in_chans", None), self.in_chans)
+        if backbone is not None and hasattr(backbone, "check_size"):
+            for name, split in splits.items():
+                check_sizes(backbone, {self._size_key(name, key): side for key, side in split.transform.sizes.items()})
+        if "train" in splits and (text := colours_left_out(splits["train"].transform)):
+            rank_zero_info(text)
 
     def image_size(self, stage: Stage) -> int | None:
         """Side of the images that a stage's first split shows, of the global views where there are several; None where
@@ -186,11 +200,11 @@ class ShardDataModule(LightningDataModule):
             return shards
         if shards not in self._found:  # splits may share them
             if is_remote(self.root):
-                folder = Path(self.cache_dir).expanduser() if self.cache_dir else None
-                cache = ShardCache(self.root, folder, int(self.cache_gib * 2**30))
-                self._found[shards] = ShardSet.find_remote(cache, shards, self._option(split))
+                self._found[shards] = ShardSet.find_remote(self._cache, shards, self._option(split))
             elif shards and (Path(self.root).expanduser() / shards).is_dir():
-                self._found[shards] = ImageFolder(Path(self.root).expanduser() / shards, self._option(split))
+                self._found[shards] = ImageFolder(
+                    Path(self.root).expanduser() / shards, self._option(split), self.pixels
+                )
             else:
                 self._found[shards] = ShardSet.find(Path(self.root), shards, self._option(split))
         return self._found[shards]
@@ -198,6 +212,10 @@ class ShardDataModule(LightningDataModule):
     def _option(self, split: str) -> str:
         """The configuration key of a split's shards."""
         return f"{split}.shards"
+
+    def _size_key(self, split: str, option: str) -> str:
+        """The configuration key of a size that a split's transform has."""
+        return f"{split}.transform.init_args.{option}"
 
     def prepare_data(self) -> None:
         """Counts the samples once per node, before the other processes ask."""
@@ -222,6 +240,7 @@ class ShardDataModule(LightningDataModule):
         if module is None:
             return
         splits = self._in_use()
+        self._check_format()
         check_classes({self._option(split): self.source(split) for split in splits})
         for split in splits:
             if stage == "predict" or not self.splits[split].transform.labels_required:
@@ -325,7 +344,7 @@ class ShardDataModule(LightningDataModule):
         return batch
 
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-        """What the split's transform still does on the device: uint8 images to floats in the model's dtype.
+        """What the split's transform still does on the device: images to normalised floats in the model's dtype.
 
         Without a Trainer that is float32. Batches that come from elsewhere, and so name no split, have their ``image``
         and ``crops`` normalised.
@@ -337,7 +356,11 @@ class ShardDataModule(LightningDataModule):
         dtype = torch.float32 if module is None else next((p.dtype for p in module.parameters()), torch.float32)
 
         def normalized(image: Tensor) -> Tensor:
-            return normalize(image, self.mean, self.std, dtype)
+            return normalize(image, self.mean, self.std, dtype, self.pixels.scale)
 
         split = self.splits.get(batch.get("split", ""))
-        return finish_images(batch, normalized) if split is None else split.transform.finish(batch, normalized)
+        return (
+            finish_images(batch, normalized, raw=self.pixels.buffer)
+            if split is None
+            else split.transform.finish(batch, normalized)
+        )

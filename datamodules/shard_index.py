@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO
 
 from datamodules.folders import is_litter
-from datamodules.samples import IMAGE_FIELDS, LARGEST, Labels, Sample, ShardError, labels_of, split_member
+from datamodules.samples import ARRAY_FIELD, IMAGE_FIELDS, LARGEST, Labels, Sample, ShardError, labels_of, split_member
 from datamodules.tally import Tally, some
 
 CHUNK = 1 << 16
@@ -146,8 +146,12 @@ def _samples(groups: list[Sample], path: Path, tally: Tally) -> list[Sample]:
     times = Counter(group.key for group in groups)
     _refuse_mixed_up({key for key, count in times.items() if count > 1}, groups, path)
     labelled = {group.key for group in groups if "cls" in group.members}
+    of_images = any(field in group.members for group in groups for field in IMAGE_FIELDS)
     samples = []
     for key, members in groups:
+        if of_images and members.keys() == {ARRAY_FIELD}:  # features, perhaps, which somebody keeps beside the images
+            tally.add("arrays without an image among samples with one, left out", key)
+            continue
         parent, dot, _ = key.rpartition(".")
         extends = dot and parent in times and "cls" not in members
         if extends and parent in labelled:
@@ -158,10 +162,12 @@ def _samples(groups: list[Sample], path: Path, tally: Tally) -> list[Sample]:
         if times[key] > 1:
             tally.add("samples that share their key with another in the shard", key)
         images = [field for field in IMAGE_FIELDS if field in members]
-        if not images:
+        if not images and ARRAY_FIELD not in members:
             tally.add("samples without an image", key)
         elif len(images) > 1:
             tally.add(f"samples with several images, of which the first of {', '.join(IMAGE_FIELDS)} is read", key)
+        elif images and ARRAY_FIELD in members:
+            tally.add("arrays (.npy) beside an image, read where in_chans and bits are declared for them", key)
         if labelled and "cls" not in members:
             tally.add("samples without a class, where others of the shard have one", key)
         samples.append(Sample(key, members))

@@ -1,7 +1,8 @@
 """What shards hold, found out once: from timm's ``_info.json``, from counts kept from before, or by a scan.
 
 ``_info.json`` may say more of a split than timm's schema asks for: ``labels``, how many of its samples have a class and
-which are the lowest and highest.
+which are the lowest and highest; ``pixels``, the ``in_chans`` and ``bits`` of its images; ``statistics``, their
+``mean`` and ``std`` by channel.
 """
 
 import json

@@ -1,10 +1,14 @@
 """What is known of the splits of a run, held against each other and against the model before the first step."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 from datamodules.classes import CLASSES_FILE, differ
+from datamodules.pixel_format import RGB, PixelFormat
 from datamodules.samples import Source
+from datamodules.statistics import recorded
 from datamodules.tally import some
+from datamodules.transforms import Transform
 
 
 def check_labels(source: Source, option: str, label_count: int | None, strict: bool) -> None:
@@ -72,3 +76,61 @@ def check_classes(sources: Mapping[str, Source]) -> None:
     for option, names in listed.items():
         if found := differ(listed[first] or [], names or []):
             raise ValueError(f"the classes of data.init_args.{first} and data.init_args.{option} {found}")
+
+
+def common_format(formats: Mapping[str, PixelFormat]) -> PixelFormat:
+    """Of all splits, by their names. ValueError where they differ."""
+    first = next(iter(formats), "")
+    for name, one in formats.items():
+        if one.record() != formats[first].record():
+            raise ValueError(
+                f"data.init_args.{name}.transform has {one.record()}, that of {first} {formats[first].record()}; a "
+                "model takes images of one kind"
+            )
+    return formats.get(first, RGB)
+
+
+def check_records(shards: Sequence[str | Source], info: str, root: str, pixels: PixelFormat) -> None:
+    """ValueError where the text of an ``_info.json`` says that shards, by their patterns, hold other images."""
+    for pattern in shards:
+        for known in recorded(info, pattern) if isinstance(pattern, str) else []:
+            pixels.check_record(known.pixels or {}, f"the shards of the split {known.split} in {root}")
+
+
+def check_channels(of_backbone: int | None, of_data: int) -> None:
+    """ValueError where a backbone takes other channels than the data have; None for one that does not say."""
+    if of_backbone is not None and of_backbone != of_data:
+        raise ValueError(
+            f"model.init_args.backbone.init_args.in_chans is {of_backbone}, data.init_args.in_chans is {of_data}; set "
+            "both to the channels that the images have"
+        )
+
+
+def colours_left_out(transform: Transform) -> str | None:
+    """What of the multi-crop views' colours the images do not have, in a line; None for nothing."""
+    config, pixels = getattr(transform, "multicrop", None), transform.pixels
+    if config is None or pixels.plain:
+        return None
+    parts: list[str] = []
+    if pixels.in_chans != 3:
+        parts += [f"jitter of saturation {config.jitter[2]:g} and hue {config.jitter[3]:g}"] * any(config.jitter[2:])
+        parts += [f"gray_prob {config.gray_prob:g}"] * bool(config.gray_prob)
+    if pixels.top is None:
+        parts += [f"solarize_prob {config.solarize_prob:g} (no max_value)"] * bool(config.solarize_prob)
+    images = f"images of {pixels.in_chans} channels and {pixels.bits} bits"
+    return f"data.init_args.multicrop: off, as {images} have no such thing: {', '.join(parts)}" if parts else None
+
+
+class TakesSizes(Protocol):
+    """What a backbone says of images' sizes."""
+
+    def check_size(self, height: int, width: int) -> None: ...
+
+
+def check_sizes(backbone: TakesSizes, sizes: Mapping[str, int]) -> None:
+    """ValueError for images that a backbone does not take, of sides by their configuration keys."""
+    for key, side in sizes.items():
+        try:
+            backbone.check_size(side, side)
+        except ValueError as error:
+            raise ValueError(f"data.init_args.{key}={side} does not fit {type(backbone).__name__}: {error}") from None

@@ -4,7 +4,7 @@ import json
 import logging
 import os
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 def write_split(
     out: Path, split: str, samples: Iterable[dict[str, Any]], samples_per_shard: int, overwrite: bool = False,
-    classes: Sequence[str] | None = None,
+    classes: Sequence[str] | None = None, about: Callable[[], dict[str, Any]] = dict,
 ) -> list[Path]:  # fmt: skip
     """Writes ``out/{split}-%06d.tar`` and enters the split into ``_info.json``.
 
@@ -31,6 +31,7 @@ def write_split(
         samples_per_shard: samples in a shard, the last one excepted.
         overwrite: replace a split of that name.
         classes: names of the classes in the order of their numbers, kept as ``classes.json``.
+        about: what else ``_info.json`` says of the split, asked for when all samples are written.
 
     Returns:
         The shards written.
@@ -81,7 +82,7 @@ def write_split(
     for stale in sorted(out.glob(f"{split}-[0-9][0-9][0-9][0-9][0-9][0-9].tar")):
         if stale not in paths:
             stale.unlink()  # left by a longer version of this split
-    enter_split(out, info, split, paths, lengths, labels_of(values), classes)
+    enter_split(out, info, split, paths, lengths, labels_of(values), classes, about())
     if classes is not None:
         for line in summary(Counter(int(value) for value in values if value is not None), classes):
             logger.info("%s: %s", split, line)
@@ -105,7 +106,7 @@ def read_info(out: Path, split: str, overwrite: bool) -> dict[str, Any]:
 
 def enter_split(
     out: Path, info: dict[str, Any], split: str, paths: Sequence[Path], lengths: Sequence[int], labels: Labels,
-    classes: Sequence[str] | None = None,
+    classes: Sequence[str] | None = None, about: Mapping[str, Any] = {},  # never changed
 ) -> None:  # fmt: skip
     """Writes the folder's ``classes.json``, where there are any, and ``_info.json`` with a split's shards."""
     listed = len(classes) if classes is not None else None
@@ -117,6 +118,7 @@ def enter_split(
         "filenames": [relative_name(path, out) for path in paths],
         "shard_lengths": list(lengths),
         "labels": labels._asdict(),
+        **about,
     }
     if classes is not None:
         path = out / CLASSES_FILE

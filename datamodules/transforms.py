@@ -1,11 +1,12 @@
 """What a batch shows of its samples: the contract, and what images are turned into here.
 
-Shapes: n samples of a batch, H x W pixels, K views, A answers.
+Shapes: n samples of a batch, C channels, H x W pixels, K views, A answers. Images leave the workers as uint8, those of
+16 bits and floats as float32 in their own units.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -14,12 +15,13 @@ from torch import Tensor
 
 from datamodules.buffers import Buffers, Rows, allocate
 from datamodules.collation import collate
-from datamodules.decoding import decode_image, decode_mask, open_image
+from datamodules.decoding import decode_image, decode_mask, open_image, sample_pixels
 from datamodules.eval_transforms import ResizeCenterCrop
 from datamodules.labels import validation_labels, validation_number
 from datamodules.masks import ENCODINGS, MaskEncoding
 from datamodules.multicrop import RATIO, MultiCrop, MultiCropConfig
 from datamodules.pipelines import SeededPipeline, probe_steps
+from datamodules.pixel_format import RGB, PixelFormat
 from datamodules.sample_seed import SampleKey
 from datamodules.samples import IMAGE_FIELDS, RawSample, ShardError
 
@@ -36,14 +38,21 @@ class Transform(ABC):
 
     Attributes:
         fields: members of a sample that are read.
-        images: entries that hold uint8 images, normalised to floats on the device.
+        images: entries that hold images, normalised to floats on the device.
+        pixels: what images consist of; those of ``images`` leave the workers in its ``buffer`` dtype.
         labels_required: whether every sample must have a class; what is known of a split's classes is then checked
             before the first step.
     """
 
     fields: Sequence[str] = (*IMAGE_FIELDS, "cls")
     images: Sequence[str] = IMAGES
+    pixels: PixelFormat = RGB
     labels_required: bool = False
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Sides of the images that a batch shows, in pixels, by the option that says them."""
+        return {}
 
     def prepare(self) -> None:  # noqa: B027  # most need nothing
         """What all loading processes need done once, such as compiling or importing; called before they start."""
@@ -90,29 +99,38 @@ class Transform(ABC):
 
         Args:
             batch: all of it.
-            normalize: uint8 images (..., 3, H, W) to normalised floats in the model's dtype.
+            normalize: images (..., C, H, W) to normalised floats in the model's dtype.
         """
-        return finish_images(batch, normalize, self.images)
+        return finish_images(batch, normalize, self.images, self.pixels.buffer)
 
 
 def finish_images(
-    batch: dict[str, Any], normalize: Callable[[Tensor], Tensor], images: Sequence[str] = IMAGES
+    batch: dict[str, Any],
+    normalize: Callable[[Tensor], Tensor],
+    images: Sequence[str] = IMAGES,
+    raw: torch.dtype = torch.uint8,
 ) -> dict[str, Any]:
-    """A batch whose entries ``images`` are normalised where they are uint8; see :meth:`Transform.finish`."""
-    return batch | {name: _normalized(batch[name], normalize) for name in images if name in batch}
+    """A batch whose entries ``images`` are normalised where they are of dtype ``raw``; see :meth:`Transform.finish`."""
+    return batch | {name: _normalized(batch[name], normalize, raw) for name in images if name in batch}
 
 
-def _normalized(value: Any, normalize: Callable[[Tensor], Tensor]) -> Any:
+def _normalized(value: Any, normalize: Callable[[Tensor], Tensor], raw: torch.dtype) -> Any:
     if isinstance(value, list):
-        return [_normalized(one, normalize) for one in value]
-    return normalize(value) if isinstance(value, Tensor) and value.dtype == torch.uint8 else value
+        return [_normalized(one, normalize, raw) for one in value]
+    return normalize(value) if isinstance(value, Tensor) and value.dtype == raw else value
 
 
-def normalize(image: Tensor, mean: Sequence[float], std: Sequence[float], dtype: torch.dtype) -> Tensor:
-    """(..., 3, H, W) uint8 on any device to (x / 255 - mean) / std in ``dtype``."""
-    scale = torch.tensor(std, dtype=dtype, device=image.device).mul(255).reciprocal()[:, None, None]
+def normalize(
+    image: Tensor, mean: Sequence[float], std: Sequence[float], dtype: torch.dtype, full: float = 255
+) -> Tensor:
+    """(..., C, H, W) on any device to (x / full - mean) / std in ``dtype``.
+
+    Half precision does not hold values of 16 bits: floats are normalised in float32 at least.
+    """
+    wanted, dtype = dtype, dtype if image.dtype == torch.uint8 else torch.promote_types(dtype, torch.float32)
+    scale = torch.tensor(std, dtype=dtype, device=image.device).mul(full).reciprocal()[:, None, None]
     shift = torch.tensor([-m / s for m, s in zip(mean, std, strict=True)], dtype=dtype, device=image.device)
-    return torch.addcmul(shift[:, None, None], image.to(dtype), scale)
+    return torch.addcmul(shift[:, None, None], image.to(dtype), scale).to(wanted)
 
 
 def label_of(raw: RawSample, required: bool = True) -> int:
@@ -120,33 +138,66 @@ def label_of(raw: RawSample, required: bool = True) -> int:
     return raw.label() if required or "cls" in raw.fields else -1
 
 
+def with_format(fields: Sequence[str], pixels: PixelFormat) -> Sequence[str]:
+    """Members to read, those among them that may hold an image of a format."""
+    return fields if pixels.plain else (*pixels.fields, *(field for field in fields if field not in pixels.fields))
+
+
 class ImageTransform(Transform):
-    """Makes ``image`` (n, 3, size, size) uint8 in place, and ``label`` (n) int64.
+    """Makes ``image`` (n, C, size, size) in place, and ``label`` (n) int64.
 
     Args:
         size: side in pixels.
         labels_required: a sample without class is an error; otherwise its label is -1.
+        pixels: what images consist of.
     """
 
-    def __init__(self, size: int, labels_required: bool = True) -> None:
-        self.size, self.labels_required = size, labels_required
+    size_option = "probe_size"
+    """What data modules call ``size``."""
+
+    def __init__(self, size: int, labels_required: bool = True, pixels: PixelFormat = RGB) -> None:
+        self.size, self.labels_required, self.pixels = size, labels_required, pixels
+        self.fields = with_format(self.fields, pixels)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        return {self.size_option: self.size}
 
     def allocate(self, n: int) -> Buffers:
-        return {"image": allocate([(n, 3, self.size, self.size)])[0]}
+        pixels = self.pixels
+        return {"image": allocate([(n, pixels.in_chans, self.size, self.size)], pixels.buffer)[0]}
 
     def empty(self) -> dict[str, Any]:
         return {"label": torch.empty(0, dtype=torch.int64)}
 
 
 class MultiCropTransform(Transform):
-    """``crops``: the views of DINO, K tensors (n, 3, size, size) uint8; and ``label``, -1 where a sample has no class.
+    """``crops``: the views of DINO, K tensors (n, C, size, size); and ``label``, -1 where a sample has no class.
 
     Args:
         multicrop: the views.
+        pixels: what images consist of.
     """
 
-    def __init__(self, multicrop: MultiCropConfig = MultiCropConfig()) -> None:  # noqa: B008  # a value, never changed
-        self.multicrop = multicrop
+    def __init__(
+        self,
+        multicrop: MultiCropConfig = MultiCropConfig(),  # noqa: B008  # a value, never changed
+        pixels: PixelFormat = RGB,
+    ) -> None:
+        self.multicrop, self.pixels = multicrop, pixels
+        self.fields = with_format(self.fields, pixels)
+
+    @property
+    def views(self) -> list[int]:
+        """Sides of the views in their order."""
+        c = self.multicrop
+        return [c.global_size] * 2 + [c.local_size] * c.num_local
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        c = self.multicrop
+        local = {"multicrop.local_size": c.local_size} if c.num_local else {}
+        return {"multicrop.global_size": c.global_size} | local
 
     @property
     def size(self) -> int:
@@ -156,19 +207,27 @@ class MultiCropTransform(Transform):
     @cached_property
     def crops(self) -> MultiCrop:
         """Compiles the renderer when it is first asked for."""
-        return MultiCrop(self.multicrop)
+        return MultiCrop(self.multicrop, self.pixels)
 
     def prepare(self) -> None:
         _ = self.crops
 
     def allocate(self, n: int) -> Buffers:
-        return {"crops": allocate([(n, 3, kind.size, kind.size) for kind in self.crops.kinds])}
+        pixels = self.pixels
+        return {
+            "crops": allocate([(n, pixels.in_chans, kind.size, kind.size) for kind in self.crops.kinds], pixels.buffer)
+        }
 
     def __call__(self, raw: RawSample, key: SampleKey, rows: Rows) -> dict[str, Any]:
-        image = open_image(raw)
-        parameters = self.crops.draw(*image.size, *key)
-        pixels = image.pixels(self.crops.reduction(parameters))
-        self.crops.render(pixels, image.size, parameters, rows["crops"])
+        if self.pixels.plain:
+            image = open_image(raw)
+            parameters = self.crops.draw(*image.size, *key)
+            found, size = image.pixels(self.crops.reduction(parameters)), image.size
+        else:
+            found = sample_pixels(raw, self.pixels)
+            size = found.shape[1], found.shape[0]
+            parameters = self.crops.draw(*size, *key)
+        self.crops.render(found, size, parameters, rows["crops"])
         return {"label": label_of(raw, required=False)}  # pretraining needs no classes
 
     def empty(self) -> dict[str, Any]:
@@ -181,22 +240,23 @@ class ProbeTransform(ImageTransform):
     Args:
         size: side of the image in pixels.
         scale: range of the crop's area over the image's.
+        pixels: what images consist of.
     """
 
-    def __init__(self, size: int = 224, scale: tuple[float, float] = (0.08, 1.0)) -> None:
-        super().__init__(size)
+    def __init__(self, size: int = 224, scale: tuple[float, float] = (0.08, 1.0), pixels: PixelFormat = RGB) -> None:
+        super().__init__(size, pixels=pixels)
         self.scale = scale
 
     @cached_property
     def crop(self) -> SeededPipeline:
         """Imports albumentations when it is first asked for."""
-        return SeededPipeline(probe_steps(self.size, self.scale, RATIO), self.size, "probe")
+        return SeededPipeline(probe_steps(self.size, self.scale, RATIO), self.size, "probe", pixels=self.pixels)
 
     def prepare(self) -> None:
         _ = self.crop
 
     def __call__(self, raw: RawSample, key: SampleKey, rows: Rows) -> dict[str, Any]:
-        self.crop(open_image(raw).pixels(), key, rows["image"])
+        self.crop(sample_pixels(raw, self.pixels), key, rows["image"])
         return {"label": label_of(raw)}
 
 
@@ -212,9 +272,11 @@ class EvaluationTransform(ImageTransform):
         labels_required: a sample without class is an error; otherwise its label is -1.
         mask_encoding: how masks tell ids; see :data:`datamodules.masks.MaskEncoding`.
         largest_id: highest id in masks beside 1000; None for any.
+        pixels: what images consist of.
     """
 
     fields: Sequence[str] = (*IMAGE_FIELDS, "cls", "mask.png")
+    size_option = "crop"
 
     def __init__(
         self,
@@ -224,8 +286,9 @@ class EvaluationTransform(ImageTransform):
         labels_required: bool = True,
         mask_encoding: MaskEncoding = "auto",
         largest_id: int | None = None,
+        pixels: PixelFormat = RGB,
     ) -> None:
-        super().__init__(crop, labels_required)
+        super().__init__(crop, labels_required, pixels)
         if mask_encoding not in ENCODINGS:
             raise ValueError(f"mask_encoding={mask_encoding!r}; allowed: {', '.join(ENCODINGS)}")
         self.geometry, self.masks_required = ResizeCenterCrop(resize, crop), masks_required
@@ -233,11 +296,16 @@ class EvaluationTransform(ImageTransform):
         self.largest_id = largest_id
 
     def __call__(self, raw: RawSample, key: SampleKey, rows: Rows) -> dict[str, Any]:
-        image = decode_image(raw)
+        if self.pixels.plain:
+            image = decode_image(raw)
+            size, view = image.size, partial(self.geometry.image, image)
+        else:
+            found = sample_pixels(raw, self.pixels)
+            size, view = (found.shape[1], found.shape[0]), partial(self.geometry.channels, found, self.pixels)
         sample: dict[str, Any] = {"label": label_of(raw, self.labels_required)}
         if self.masks_required or "mask.png" in raw.fields:
-            sample["mask"] = self.geometry.mask(decode_mask(raw, image.size, self.mask_encoding, self.largest_id))
-        rows["image"][:] = self.geometry.image(image)
+            sample["mask"] = self.geometry.mask(decode_mask(raw, size, self.mask_encoding, self.largest_id))
+        rows["image"][:] = view()
         return sample
 
     def empty(self) -> dict[str, Any]:

@@ -10,14 +10,17 @@ from typing import Any, Literal
 import numpy as np
 from PIL import Image, ImageOps
 
+from datamodules.channel_files import SUFFIXES, read_channels
 from datamodules.classes import CLASSES_FILE, alike_names, differ, numbers_of, read_classes
 from datamodules.decoding import mask_ids
-from datamodules.image_files import ORIENTATION, ImageBytes, PixelRules, read_image
+from datamodules.image_files import IMAGE_SUFFIXES, ORIENTATION, ImageBytes, PixelRules, read_image
 from datamodules.image_tree import class_folders, class_images
 from datamodules.labels import folder_labels, synset_list
 from datamodules.masks import MaskEncoding, index_png
+from datamodules.pixel_format import RGB, PixelFormat
 from datamodules.samples import ShardError
 from datamodules.shard_info import INFO_FILES
+from datamodules.statistics import Statistics
 from datamodules.tally import Tally, some
 
 logger = logging.getLogger(__name__)
@@ -97,25 +100,39 @@ class TreeSamples:
         root: what file names are told from.
         rules: what of an image counts beside its pixels as they are stored.
         policy: whether what cannot be read stops it or is left out.
+        pixels: what images consist of, which lets arrays be images; None for RGB of 8 bits, without arrays. Mean and
+            std of others are computed on the way.
     """
 
-    def __init__(self, root: Path, rules: PixelRules, policy: Policy) -> None:
+    def __init__(self, root: Path, rules: PixelRules, policy: Policy, pixels: PixelFormat | None = None) -> None:
+        self.suffixes = IMAGE_SUFFIXES if pixels is None else SUFFIXES
+        pixels = RGB if pixels is None else pixels
+        if not pixels.plain and rules != PixelRules():
+            raise ShardError(
+                "--pixels.* are for photographs in RGB; with --channels and --bits pixels stay as they are"
+            )
         if policy not in ("strict", "skip"):
             raise ShardError(f"--policy={policy!r}; allowed: strict, skip")
-        self.root, self.rules, self.policy = root, rules, policy
+        self.root, self.rules, self.policy, self.pixels = root, rules, policy, pixels
         self.tally = Tally()
+        self._sums = Statistics(pixels)
         self.written = 0
 
     def sample(self, index: int, path: Path, label: int | None, masks: MaskTree | None = None) -> dict[str, Any] | None:
         """A webdataset sample; None, counted, for a file that policy ``skip`` leaves out."""
         try:
-            image = read_image(path, self.rules, self.tally)
+            if self.pixels.plain and path.suffix.lower() != ".npy":
+                image = read_image(path, self.rules, self.tally)
+            else:
+                image, found = read_channels(path, self.pixels, self.tally)
             mask = {} if masks is None else {"mask.png": masks.member(path, image, self.tally)}
         except ShardError as error:
             if self.policy == "strict":
                 raise
             self.tally.add("files that cannot be read or have no right mask, left out", f"{path.name}: {error}")
             return None
+        if not self.pixels.plain:
+            self._sums.add(found)
         self.written += 1
         name = re.sub(r"[.\x00-\x1f\x7f]", "_", path.stem)
         about = {"filename": path.relative_to(self.root).as_posix()} | ({} if label is None else {"label": label})
@@ -125,6 +142,10 @@ class TreeSamples:
             image.field: image.data,
             "json": json.dumps(about).encode(),
         } | ({} if label is None else {"cls": str(label).encode()}) | mask  # fmt: skip
+
+    def about(self) -> dict[str, Any]:
+        """What ``_info.json`` keeps of the pixels written; nothing of ordinary images."""
+        return {} if self.pixels.plain else {"pixels": self.pixels.record(), "statistics": self._sums.record()}
 
     def report(self, found: int, classes: Sequence[str] | None) -> None:
         """Says what was left out or is not seen, and compares the counts."""
@@ -175,7 +196,7 @@ def labelled_images(
         classes: a list that is there already.
         source: where it comes from, for messages.
     """
-    folders = class_folders(root)
+    folders = class_folders(root, samples.suffixes)
     names = [folder.name for folder in folders]
     for path in root.iterdir():
         if not path.is_dir():
@@ -193,7 +214,7 @@ def labelled_images(
     images = [
         (path, labels[folder.name])
         for folder in folders
-        for path in class_images(folder, samples.tally, strict, may_be_empty=classes is not None)
+        for path in class_images(folder, samples.tally, strict, classes is not None, samples.suffixes)
     ]
     of_class = {label: name for name, label in labels.items()}
     for path, label in images:
@@ -218,7 +239,7 @@ def unlabelled_images(root: Path, samples: TreeSamples) -> Images:
     """Every image below a folder, without class. ShardError where there is none."""
     if not root.is_dir():
         raise ShardError(f"no folder {root}")
-    found = class_images(root, samples.tally, samples.policy == "strict", may_be_empty=True)
+    found = class_images(root, samples.tally, samples.policy == "strict", True, samples.suffixes)
     if not found:
         raise ShardError(f"{root} holds no image")
     return [(path, None) for path in found]

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from backbones import Backbone, BlockView, MixingBackbone, Stream
 from common.collectives import gather_objects
+from common.pictures import pictures
 from lightning_modules.frozen import FrozenBackboneModule
 from lightning_modules.hparams import record_hyperparameters
 from metrics import BinaryAUC
@@ -181,10 +182,8 @@ class BinaryAUCEvaluation(FrozenBackboneModule):
         ).to(images.device)
 
     def _shown(self, images: Tensor) -> np.ndarray:
-        """Normalised images (B, 3, H, W) as they look: (B, H, W, 3) uint8."""
-        data = self.trainer.datamodule
-        mean, std = (torch.tensor(v).to(images)[:, None, None] for v in (data.mean, data.std))
-        return ((images * std + mean).clamp(0, 1) * 255).round().byte().permute(0, 2, 3, 1).cpu().numpy()
+        """Normalised images (B, C, H, W) as they look: (B, H, W, 3) uint8."""
+        return (pictures(images, self.trainer.datamodule) * 255).round().byte().permute(0, 2, 3, 1).cpu().numpy()
 
     def validation_step(self, batch: dict[str, Any], batch_idx: int) -> None:
         images = batch["image"]

@@ -66,6 +66,8 @@ class DINO(EMATeacher, Pretraining):
         FloatingPointError: see :class:`Pretraining`.
     """
 
+    views = ("multicrop",)
+
     def __init__(
         self,
         backbone: Backbone,
@@ -122,6 +124,18 @@ class DINO(EMATeacher, Pretraining):
     def backbone(self) -> Backbone:  # type: ignore[override]  # the teacher's, not an attribute
         """The teacher's backbone, which is what is kept, scored and looked at."""
         return self.teacher.backbone  # type: ignore[return-value]
+
+    def setup(self, stage: str) -> None:
+        """ValueError where the data show fewer views of an image than the loss compares."""
+        train = getattr(self.trainer.datamodule, "splits", {}).get("train") if stage == "fit" else None
+        count = len(getattr(getattr(train, "transform", None), "views", ()))
+        teacher = self.hparams.num_global_crops
+        if count and not teacher <= count >= 2:
+            raise ValueError(
+                f"model.init_args.num_global_crops={teacher}: the data show {count} view(s) of an image; wanted at "
+                f"least {max(2, teacher)} (2 and multicrop.num_local, or the counts of multicrop_pipelines)"
+            )
+        super().setup(stage)
 
     def start_from(self, source: str, key: str) -> str:
         """The student's backbone; the teacher is its copy again."""

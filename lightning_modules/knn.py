@@ -30,6 +30,7 @@ class KNN(FrozenBackboneModule):
 
     headline = "val/knn_top1"
     needs_labels = True
+    views = ("knn",)
 
     def __init__(
         self,
@@ -48,6 +49,15 @@ class KNN(FrozenBackboneModule):
         self.num_classes, self.k, self.temperature = num_classes, list(k), temperature
         self._rows: list[dict[str, Any]] = []
         self._reset()
+
+    def setup(self, stage: str) -> None:
+        bank = getattr(self.trainer.datamodule, "bank_size", None)
+        if bank is not None and stage != "predict" and max(self.k) > bank:
+            raise ValueError(
+                f"model.init_args.k={self.k}: the bank, data.init_args.train_shards, holds {bank} images, so none has "
+                f"{max(self.k)} neighbours; allowed: up to {bank}"
+            )
+        super().setup(stage)
 
     @property
     def label_count(self) -> int:

@@ -45,6 +45,7 @@ class LinearProbe(FrozenBackboneModule):
         "heads.*.batch_norm",
     )
     needs_labels = True
+    views = ("probe", "features")
 
     def __init__(
         self,

@@ -59,6 +59,8 @@ class Pretraining(KnowsItsPixels, Evaluation, LightningModule, ABC):
     """
 
     headline = "val/knn_top1"
+    views: tuple[str, ...] | None = None
+    """Views of ImageNetDataModule that a method trains on; None for any."""
     fixed_on_resume: tuple[str, ...] = ("init_weights", "weights_key")
     """Arguments that a run keeps when it is resumed."""
     backbone: Backbone
@@ -89,6 +91,17 @@ class Pretraining(KnowsItsPixels, Evaluation, LightningModule, ABC):
 
     def on_fit_start(self) -> None:
         """Fills the backbone from ``init_weights``, in a new run only."""
+        splits = getattr(self.trainer.datamodule, "splits", {})
+        if (
+            self.knn is not None
+            and "val" in splits
+            and (count := len(self.trainer.datamodule.source("val"))) <= self.knn.k
+        ):
+            logger.warning(
+                "model.init_args.knn_k=%d: the validation set holds %d images, so all others of it vote",
+                self.knn.k,
+                count,
+            )
         if self._init_weights is not None and self.trainer.ckpt_path is None:
             kind = self.start_from(self._init_weights, self._weights_key)
             logger.info("the backbone starts from %s (%s)", self._init_weights, kind)

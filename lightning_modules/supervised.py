@@ -33,6 +33,7 @@ class Supervised(Pretraining):
 
     headline = "val/top1"
     needs_labels = True
+    views = ("probe",)
 
     def __init__(
         self,

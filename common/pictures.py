@@ -1,0 +1,42 @@
+"""Normalised images of any channels as pictures.
+
+Shapes: B images, C channels, H x W pixels.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+SHARE = 0.01
+"""Of an image's values in a channel, what comes out black, and what comes out white, where these have a wide range."""
+
+
+def pictures(images: Tensor, data: Any) -> Tensor:
+    """(B, C, H, W) as a data module normalised them to (B, 3, H, W) RGB in [0, 1].
+
+    One channel is shown grey, two as red and green, of more those that the data's ``pixels.rgb`` names, else the first
+    three. Images of 8 bits are shown as they are, up to their highest value; of 16 bits, and floats, each image's
+    channels are stretched between their 1st and 99th percentile.
+
+    Args:
+        images: of any device and float dtype.
+        data: the data module, which has ``mean`` and ``std``, and of other than RGB of 8 bits ``pixels``.
+    """
+    mean, std = (torch.tensor(v).to(images)[:, None, None] for v in (data.mean, data.std))
+    values = images * std + mean
+    pixels = getattr(data, "pixels", None)
+    rgb = getattr(pixels, "rgb", None)
+    if rgb is not None:
+        values = values[:, list(rgb)]
+    values = values[:, :3]
+    if pixels is not None and pixels.bits != 8:
+        flat = values.float().flatten(2)
+        low, high = flat.quantile(torch.tensor([SHARE, 1 - SHARE], device=flat.device), dim=2)[..., None, None]
+        values = (values - low) / (high - low).clamp(min=1e-12)
+    elif pixels is not None and pixels.max_value is not None:
+        values = values * (255 / pixels.max_value)
+    values = values.clamp(0, 1)
+    if values.shape[1] == 2:
+        values = torch.cat([values, torch.zeros_like(values[:, :1])], 1)
+    return values.expand(-1, 3, -1, -1)
