@@ -40,8 +40,10 @@ def token_attention(model: nn.Module, blocks: list[str], images: Tensor, tokens:
 
 
 def _one_a_block(model: nn.Module, blocks: list[str]) -> list[str] | None:
-    found = []
+    found, known = [], {name for name, _ in model.named_modules()}
     for block in blocks:
+        if block not in known:
+            return None
         inside = [
             f"{block}.{name}"
             for name, module in model.get_submodule(block).named_modules()

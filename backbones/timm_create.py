@@ -67,6 +67,17 @@ def _published(name: str) -> str:
     return "leave it null" if config is None else f"its published size is {' x '.join(map(str, config.input_size[1:]))}"
 
 
+def feature_info(model: nn.Module) -> list[dict[str, Any]]:
+    """timm's, its blocks by the names that they have in the model: Gemma's leaves out what holds them."""
+    names = [name for name, _ in model.named_modules()]
+    found = []
+    for info in model.feature_info:
+        inside = [name for name in names if f".{name}".endswith(f".{info['module']}")]
+        exact = info["module"] in names or len(inside) != 1
+        found.append(dict(info) if exact else dict(info) | {"module": inside[0]})
+    return found
+
+
 def own_size(model: nn.Module) -> tuple[int, int]:
     """Height and width that a model of timm's was built for, or, where it takes any, those of its published weights."""
     size = getattr(getattr(model, "patch_embed", None), "img_size", None) or getattr(model, "_traits", {}).get(
@@ -76,7 +87,7 @@ def own_size(model: nn.Module) -> tuple[int, int]:
     return int(height), int(width)
 
 
-def size_refused(model: nn.Module, name: str, images: Tensor, error: Exception) -> str | None:
+def size_refused(model: nn.Module, name: str, step: int, images: Tensor, error: Exception) -> str | None:
     """In words, why a model of timm's does not take images of a size; None where an error has another cause.
 
     Runs the model on blank images, one of that size and one of its own.
@@ -84,6 +95,7 @@ def size_refused(model: nn.Module, name: str, images: Tensor, error: Exception) 
     Args:
         model: timm's.
         name: in timm's registry.
+        step: pixels that a side should be a multiple of.
         images: (B, C, H, W) on which it failed.
         error: what it raised.
     """
@@ -91,6 +103,12 @@ def size_refused(model: nn.Module, name: str, images: Tensor, error: Exception) 
     if isinstance(error, torch.OutOfMemoryError) or _takes(model, images, (height, width)):
         return None
     size, why = own_size(model), reason(error)
+    near = (-(-height // step) * step, -(-width // step) * step)
+    if near not in ((height, width), size) and _takes(model, images, near):
+        return (
+            f"timm's {name} does not take images of {height} x {width} ({why}); it takes multiples of {step} pixels, "
+            f"such as {near[0]} x {near[1]}"
+        )
     if size != (height, width) and _takes(model, images, size):
         own = " x ".join(map(str, size))
         side = str(size[0]) if size[0] == size[1] else own

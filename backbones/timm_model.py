@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from backbones import pixels
 from backbones.base import CLASSIFIER_PREFIXES, BlockView, Features, MixingBackbone, Stream
 from backbones.timm_attention import AttentionWatch, tells_its_branch, token_attention
-from backbones.timm_create import REFUSALS, create, own_size, size_refused
+from backbones.timm_create import REFUSALS, create, feature_info, own_size, size_refused
 
 
 class TimmModel(MixingBackbone):
@@ -62,7 +62,7 @@ class TimmModel(MixingBackbone):
         if pretrained and in_chans == 3:
             self.pixels = pixels.of_record(model.pretrained_cfg, f"timm's configuration of {name}")
         self.num_features = getattr(model, "head_hidden_size", None) or model.num_features
-        self.feature_info = [dict(info) for info in model.feature_info]
+        self.feature_info = feature_info(model)
         # some models put their class token in behind the blocks, whose features then have none
         prefixes = "return_prefix_tokens" in inspect.signature(model.forward_intermediates).parameters
         self.num_prefix = getattr(model, "num_prefix_tokens", 0) if prefixes else 0
@@ -97,7 +97,7 @@ class TimmModel(MixingBackbone):
         try:
             return run(images)
         except REFUSALS as error:
-            if (refusal := size_refused(self.model, self.name, images, error)) is None:
+            if (refusal := size_refused(self.model, self.name, self.patch_size, images, error)) is None:
                 raise
             raise ValueError(refusal) from error
 

@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 import warnings
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ _MODELS = """
 beit=beit_base_patch16_224 byoanet=halonet_h1 byobnet=test_byobnet cait=cait_xxs24_224 coat=coat_tiny
 convit=convit_tiny convmixer=convmixer_768_32 convnext=test_convnext cpubone=cpubone_nano
 crossvit=crossvit_tiny_240 csatv2=csatv2 cspnet=cs3darknet_focus_s cspnext=cspnext_tiny davit=davit_tiny
-deepseek_vit=deepseek_vit_412m deit=deit_tiny_patch16_224 densenet=densenet121 dla=dla46x_c dpn=dpn48b
+deit=deit_tiny_patch16_224 densenet=densenet121 dla=dla46x_c dpn=dpn48b
 edgenext=edgenext_xx_small efficientformer=efficientformer_l1 efficientformer_v2=efficientformerv2_s0
 efficientnet=test_efficientnet efficientvim=efficientvim_m1 efficientvit_mit=efficientvit_b0
 efficientvit_msra=efficientvit_m0 eva=vit_tiny_patch16_dinov3_qkvb fasternet=fasternet_t0 fastvit=fastvit_t8
@@ -54,7 +54,7 @@ tnt=tnt_s_legacy_patch16_224 tresnet=tresnet_m twins=twins_svt_small vgg=vgg11 v
 vision_transformer=test_vit vision_transformer_hybrid=vit_tiny_r_s16_p8_224
 vision_transformer_relpos=test_vit_relpos vision_transformer_sam=samvit_base_patch16_224
 vitamin=vitamin_small_224 volo=volo_d1_224 vovnet=ese_vovnet19b_slim_dw xception=legacy_xception
-xception_aligned=xception41p xcit=xcit_nano_12_p8_224
+xception_aligned=xception41p xcit=xcit_nano_12_p8_224 deepseek_vit=deepseek_vit_412m
 """
 MODELS = dict(pair.split("=") for pair in _MODELS.split())
 """timm's modules, and the smallest model of each."""
@@ -207,16 +207,20 @@ def one_family(family: str) -> dict[str, Any]:
     return row | {"seconds": round(time.perf_counter() - start, 1)}
 
 
-def in_a_process(family: str) -> dict[str, Any]:
+def in_a_process(family: str, limit: float) -> dict[str, Any]:
     """:func:`one_family` with its own memory, so that its end is not the sweep's."""
     command = [sys.executable, __file__, family]
-    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    no = {"family": family, "model": MODELS[family], "runs": False}
+    try:
+        run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=limit)
+    except subprocess.TimeoutExpired:
+        return no | {"cause": f"not done in {limit:.0f} s"}
     last = run.stdout.strip().splitlines()[-1:] or [""]
     try:
         return json.loads(last[0])
     except json.JSONDecodeError:
         cause = f"the process ended with {run.returncode}: {(run.stderr.strip().splitlines() or [''])[-1]}"
-        return {"family": family, "model": MODELS[family], "runs": False, "cause": cause}
+        return no | {"cause": cause}
 
 
 def table(rows: list[dict[str, Any]]) -> None:
@@ -243,6 +247,7 @@ def main() -> None:
     parser.add_argument("families", nargs="*", help="these alone, a JSON line each")
     parser.add_argument("--state", type=Path, default=Path("timm_sweep.jsonl"), help="what is done already")
     parser.add_argument("--jobs", type=int, default=1, help="families at a time")
+    parser.add_argument("--limit", type=float, default=240, help="seconds for a family")
     args = parser.parse_args()
     if args.families:
         warnings.filterwarnings("ignore")
@@ -254,12 +259,13 @@ def main() -> None:
     rows = [json.loads(line) for line in args.state.read_text().splitlines()] if args.state.exists() else []
     left = [family for family in MODELS if family not in {row["family"] for row in rows}]
     with ThreadPoolExecutor(args.jobs) as pool:
-        for row in pool.map(in_a_process, left):
-            rows.append(row)
+        for done in as_completed([pool.submit(in_a_process, family, args.limit) for family in left]):
+            rows.append(row := done.result())
             with args.state.open("a") as file:
                 file.write(json.dumps(row) + "\n")
             print(json.dumps(row), flush=True)
-    if unknown := sorted({*timm.list_modules()} - MODELS.keys()):
+    ours = {name.rpartition(".")[2] for name in sys.modules if name.startswith("backbones.")}
+    if unknown := sorted({*timm.list_modules()} - MODELS.keys() - ours):
         rows += [{"family": f, "model": "", "runs": False, "cause": "not in the sweep's list"} for f in unknown]
     table(rows)
 

@@ -290,3 +290,14 @@ def test_inspect_and_convert(tmp_path, capsys):
         assert all(torch.equal(v, state[k]) for k, v in model.state_dict().items())
     with pytest.raises(ValueError, match=r"must end in \.pth, \.safetensors or \.onnx"):
         weights.main(["convert", str(tmp_path / "full.pth"), str(tmp_path / "w.bin")])
+
+
+def test_what_several_names_share_is_exported_under_each(tmp_path):
+    model = vit()
+    model.blocks[1].mlp = model.blocks[0].mlp
+    for name in ("export.pth", "export.safetensors"):
+        weights.export(model, tmp_path / name)
+        again = vit()
+        weights.load(again, tmp_path / name)
+        assert again.state_dict().keys() == model.state_dict().keys()
+        assert all(torch.equal(v, model.state_dict()[k]) for k, v in again.state_dict().items())

@@ -363,6 +363,12 @@ def test_sizes_that_a_family_does_not_take_are_named():
         with pytest.raises(ValueError, match=said):
             ask(torch.zeros(2, 3, 96, 64))
     assert levit.training
+    with pytest.raises(ValueError, match=r"does not take images of 32 x 32 .*as it is built it takes 64 x 64: set"):
+        TimmModel("levit_128s", img_size=64)(torch.zeros(2, 3, 32, 32))
+    with pytest.raises(
+        ValueError, match=r"test_vit does not take images of 60 x 64 .*multiples of 16 pixels, such as 64 x 64"
+    ):
+        TimmModel("test_vit")(torch.zeros(1, 3, 60, 64))
     crossed = TimmModel("crossvit_tiny_240", img_size=96)
     with pytest.raises(
         ValueError, match=r"does not take the size it was built for, 96 x 96.*published size is 240 x 240"
