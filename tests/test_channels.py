@@ -68,7 +68,11 @@ def test_from_files_to_scores_and_pictures(kinds, tmp_path):
     info = json.loads((shards / "_info.json").read_text())["splits"]["train"]
     assert info["pixels"] == {"in_chans": channels, "bits": bits} and len(info["statistics"]["mean"]) == channels
     extra = [*backbone(tmp_path, channels), *declared(channels, bits), "--trainer.max_epochs", "1"]
-    fitted = run("fit", "dino", shards, tmp_path, "vit", *extra)
+    overlay = [
+        "-c", str(CONFIGS / "data/channels.yaml"), "--data.root", str(shards), "--data.num_workers", "0",
+        "--data.resize", "16", "--data.crop", "16", *(["--data.rgb", "null"] if channels == 1 else []),
+    ]  # fmt: skip
+    fitted = run("fit", "dino", shards, tmp_path, "vit", *overlay, *extra)
     with np.load(fitted / "feature_maps.npz") as kept:
         assert kept["images"].shape == (8, 16, 16, 3) and np.ptp(kept["images"]) > 100
     weights = ["--model.backbone_weights", str(fitted / "checkpoints/last.ckpt")]
