@@ -169,7 +169,7 @@ def test_mixing_is_of_the_block_that_was_asked_for(model):
     assert all(M.shape[0] == 2 and M.shape[-2:] == (length, length) for M in every)
 
 
-@pytest.mark.parametrize("name", [*TIMM, *LARGE])
+@pytest.mark.parametrize("name", [*TIMM, *(pytest.param(name, marks=pytest.mark.slow) for name in LARGE)])
 def test_who_mixes(name):
     """Told by what the attention does on an image, not by its name."""
     options, mixes = (TIMM | LARGE)[name]

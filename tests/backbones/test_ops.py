@@ -43,7 +43,7 @@ def run(function, arguments, weight, **kwargs):
     return y, torch.autograd.grad((y * weight).sum(), arguments)
 
 
-@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("length", [n if n < 1000 else pytest.param(n, marks=pytest.mark.slow) for n in LENGTHS])
 @pytest.mark.parametrize("groups", [1, 2])
 def test_ssd_equals_the_recurrence(length, groups):
     arguments = inputs(length, groups)
@@ -56,7 +56,7 @@ def test_ssd_equals_the_recurrence(length, groups):
             torch.testing.assert_close(a, b, atol=1e-9, rtol=0)
 
 
-@pytest.mark.parametrize("count", [120, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [60, pytest.param(1000, marks=pytest.mark.slow)])
 def test_ssd_of_many_shapes(count):
     """Any shape, chunk and strength of the decay, in float64, and in float32 and bfloat16 against that."""
     rng = torch.Generator().manual_seed(0)
