@@ -155,7 +155,7 @@ class ShuffledFeatureLoader(FeatureLoader):
     def state_dict(self) -> dict[str, Any]:
         done, order = self._position.batches, self._order()
         return {
-            "epoch": self._epoch, "batches": done, "world_size": self._position.world_size, "whole": done >= len(self),
+            "epoch": self._epoch, "batches": done, "world_size": self._position.world_size, "of": len(self),
             "order": order,
         }  # fmt: skip
 
@@ -168,7 +168,7 @@ class ShuffledFeatureLoader(FeatureLoader):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Takes effect at the next ``iter`` of that epoch."""
-        inside = state["batches"] > 0 and not state.get("whole", state["batches"] >= self._batches)
+        inside = 0 < state["batches"] < state.get("of", self._batches)
         if inside and state["world_size"] != self._position.world_size:
             raise ValueError(
                 f"view=features: the checkpoint is from inside an epoch on {state['world_size']} processes, this run "

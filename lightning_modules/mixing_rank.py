@@ -74,7 +74,8 @@ class TokenMixingRanks(FrozenBackboneModule):
 
     def setup(self, stage: str) -> None:
         super().setup(stage)
-        if self.trainer.strategy.root_device.type == "mps":
+        trainer = getattr(self, "_trainer", None)
+        if trainer is not None and trainer.strategy.root_device.type == "mps":
             raise ValueError(
                 "ranks are measured in float64, which this device does not have: --trainer.accelerator cpu"
             )

@@ -215,9 +215,7 @@ def test_features_encoded_once_for_all_epochs(shards, tmp_path):
 def test_features_of_a_model_that_encodes_none(shards, tmp_path, capsys):
     with pytest.raises(SystemExit):
         run("fit", "dino", shards, tmp_path, "vim", *FEATURES)
-    assert (
-        "view=features wants a model with encode(images), such as LinearProbe; DINO has none" in capsys.readouterr().err
-    )
+    assert "error: data.init_args.view=features: DINO reads multicrop" in capsys.readouterr().err
 
 
 SWIN = """
