@@ -145,6 +145,7 @@ class ImageNetDataModule(ShardDataModule):
 
         ValueError for a view that the model does not read.
         """
+        self.wrap_loader = None
         module = None if self.trainer is None else self.trainer.lightning_module
         wanted = getattr(module, "views", None)
         if wanted is not None and stage != "predict":
@@ -152,7 +153,6 @@ class ImageNetDataModule(ShardDataModule):
             if self.view not in wanted if stage == "fit" or bank else self.view == "knn":
                 raise ValueError(f"data.init_args.view={self.view}: {type(module).__name__} reads {', '.join(wanted)}")
         super().setup(stage)
-        self.wrap_loader = None
 
     @property
     def bank_size(self) -> int | None:

@@ -69,7 +69,7 @@ def test_another_module_makes_its_own_features(shards):
         torch.testing.assert_close(batch["features"], alone)
         found.append(batch["features"])
     assert not torch.allclose(*found)
-    with pytest.raises(ValueError, match="data.init_args.view=features: KNN reads knn"):
+    with pytest.raises(ValueError, match=r"data\.init_args\.view=features: KNN reads knn"):
         trainer().validate(KNN(probe.backbone, num_classes=10), data, verbose=False)
     data.trainer = None
     with pytest.raises(ValueError, match="such as LinearProbe; there is none"):
