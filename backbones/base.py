@@ -152,7 +152,9 @@ class Backbone(nn.Module, ABC):
         """ValueError for images of a size that the model does not take: here, no multiples of the patch."""
         for name, side in (("height", height), ("width", width)):
             if side < self.patch_size or side % self.patch_size:
-                raise ValueError(f"image {name} {side} is not a multiple of patch_size {self.patch_size}")
+                raise ValueError(
+                    f"image {name} {side} is not a multiple of patch_size {self.patch_size}: set img_size or crop"
+                )
 
     # ---- classifier, in timm's terms ----------------------------------------------------------------------
 

@@ -68,7 +68,7 @@ def patch_grid(size: int | tuple[int, int], patch_size: int) -> tuple[int, int]:
     for name, side in (("height", height), ("width", width)):
         side = fixed(side) if isinstance(side, Tensor) else side
         if side < patch_size or side % patch_size:
-            raise ValueError(f"image {name} {side} is not a multiple of patch_size {patch_size}")
+            raise ValueError(f"image {name} {side} is not a multiple of patch_size {patch_size}: set img_size or crop")
     return height // patch_size, width // patch_size
 
 

@@ -174,7 +174,10 @@ def _out_of_range(mutation: Mutation) -> str | None:
 
 
 def _same(held: Any, asked: Any) -> bool:
-    asked = {"yes": True, "no": False}.get(asked, asked) if isinstance(asked, str) else asked
+    if isinstance(asked, str):
+        asked = {"yes": True, "no": False}.get(asked, asked)
+        with contextlib.suppress(ValueError):
+            asked = type(held)(asked) if isinstance(held, int | float) else asked  # 1e-3 is a number
     return str(held) == str(asked) or (asked in ({}, []) and not held) or held == asked
 
 
