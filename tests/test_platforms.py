@@ -19,10 +19,7 @@ import multiprocessing, os, signal, sys
 import torch.multiprocessing
 del signal.sigwaitinfo
 if sys.argv[1] == "windows":
-    for name in ("pthread_sigmask", "SIGUSR1"):
-        delattr(signal, name)
-    import lightning.pytorch.trainer.connectors.signal_connector as connector
-    connector._IS_WINDOWS = True
+    # pthread_sigmask and SIGUSR1 stay: multiprocessing and Lightning ask for them where they do not see Windows
     for name in ("fcntl", "resource"):
         sys.modules[name] = None
 if __name__ == "__main__":
