@@ -122,8 +122,11 @@ def _check_group(arguments: Mapping[str, Any], hints: Mapping[str, Any] | None, 
             raise ValueError(f"{key}: null; allowed: {inspect.formatannotation(wanted)}")
         if isinstance(value, Mapping) and "class_path" in value:
             _check_class(key, value)
-        elif group is not None and isinstance(value, list) and typing.get_origin(wanted) is not list:
-            raise ValueError(f"{key}={value}: a list; wanted the options of {inspect.formatannotation(group)}")
+        elif (
+            group is not None and isinstance(value, list | str | int | float) and typing.get_origin(wanted) is not list
+        ):
+            what = "a list" if isinstance(value, list) else "one value"
+            raise ValueError(f"{key}={value}: {what}; wanted the options of {inspect.formatannotation(group)}")
         elif group is not None:
             of = typing.get_type_hints(group)
             entries = (
