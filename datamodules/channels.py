@@ -178,5 +178,5 @@ def kept_as(data: bytes) -> str | None:
     try:
         with Image.open(io.BytesIO(data)) as image:
             return KEPT.get(str(image.format))
-    except Exception:
+    except Exception:  # PIL raises many types for what is no image of its own, such as an array
         return None

@@ -12,7 +12,6 @@ import torch
 import webdataset as wds
 from PIL import Image
 
-from common.pictures import pictures
 from datamodules import ImageNetDataModule, MultiCropConfig, channel_ops, pixel_ops
 from datamodules.channels import array_bytes, decode, encode
 from datamodules.eval_transforms import ResizeCenterCrop
@@ -392,27 +391,3 @@ def test_features_beside_images_are_no_samples(tmp_path, caplog):
     data = ImageNetDataModule(str(tmp_path), num_workers=0, val_shards="train-*.tar", resize=16, crop=16)
     assert sum(len(batch["key"]) for batch in data.val_dataloader()) == 3
     assert "arrays without an image among samples with one, left out: 3" in caplog.text
-
-
-# ---- pictures ---------------------------------------------------------------------------------------------
-
-
-def test_pictures_of_any_channels():
-    class Data:
-        def __init__(self, pixels):
-            self.pixels, self.mean, self.std = pixels, [0.4] * pixels.in_chans, [0.2] * pixels.in_chans
-
-    values = torch.rand(2, 7, 12, 12)
-    shown = {}
-    for name, pixels in {
-        "grey": PixelFormat(1), "two": PixelFormat(2), "four": PixelFormat(4), "chosen": PixelFormat(7, rgb=(6, 0, 3)),
-        "dark": PixelFormat(7, 16), "twelve": PixelFormat(1, 16, 4095), "seven": PixelFormat(1, 8, 127),
-    }.items():  # fmt: skip
-        scaled = values[:, : pixels.in_chans] * (0.01 if name == "dark" else 1)
-        shown[name] = pictures((scaled - 0.4) / 0.2, Data(pixels))
-        assert shown[name].shape == (2, 3, 12, 12) and 0 <= shown[name].min() <= shown[name].max() <= 1
-    near = {"atol": 1e-5, "rtol": 0}
-    torch.testing.assert_close(shown["grey"], values[:, :1].expand(-1, 3, -1, -1), **near)
-    torch.testing.assert_close(shown["four"], values[:, :3], **near)
-    torch.testing.assert_close(shown["chosen"], values[:, [6, 0, 3]], **near)
-    assert not shown["two"][:, 2].any() and shown["dark"].amax((2, 3)).min() > 0.99
