@@ -59,6 +59,8 @@ class Backbone(nn.Module, ABC):
     """Of each block or stage, in timm's terms: ``num_chs`` D_i, ``reduction`` (pixels a side of a cell), ``module``."""
     patch_size: int
     """Pixels that a side of the image must be a multiple of."""
+    num_registers = 0
+    """R, registers that ``Features.registers`` holds."""
     in_chans: int | None = None
     """Channels of the images; None where a family does not say."""
     input_conv: str | None = "patch_embed.proj.weight"

@@ -239,19 +239,21 @@ class ShardDataModule(NormalizesImages, LightningDataModule):
         module = None if self.trainer is None else self.trainer.lightning_module
         if module is None:
             return
-        splits = self._in_use()
+        splits, count = self._in_use(), getattr(module, "label_count", None)
         self._check_format()
         check_classes({self._option(split): self.source(split) for split in splits})
         for split in splits:
             if stage == "predict" or not self.splits[split].transform.labels_required:
                 continue
             if getattr(module, "needs_labels", True):
-                count = getattr(module, "label_count", None)
                 check_labels(self.source(split), self._option(split), count, self.policy == "strict")
             elif self._unlabelled(split):
                 rank_zero_info(f"data.init_args.{self._option(split)}: no sample has a class, so none is scored")
             else:
                 check_labels(self.source(split), self._option(split), None, self.policy == "strict")
+        names = self.class_names
+        if stage == "fit" and names and count and count > len(names):
+            rank_zero_info(f"model.init_args.num_classes is {count}; the data name {len(names)} classes")
         if stage == "fit" and not self._stages["val"]:
             rank_zero_info("no validation split: no score, no best.ckpt, no pictures of maps")
 

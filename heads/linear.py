@@ -34,13 +34,11 @@ REGISTER = re.compile(r"register(\d+)")
 
 
 def pool(features: BlockFeatures, part: str) -> Tensor:
-    """(B, D_i) what a pooling's part reads of one block. ValueError for a register that the backbone has not."""
+    """(B, D_i) what a pooling's part reads of one block."""
     found = REGISTER.fullmatch(part)
     if found is None:
         return POOLS[part](features)
-    count = 0 if features.registers is None else features.registers.shape[1]
-    if features.registers is None or int(found[1]) >= count:
-        raise ValueError(f"heads: pooling={part!r}: this backbone has {count} registers, counted from 0")
+    assert features.registers is not None  # HeadSpec.check asked
     return features.registers[:, int(found[1])]
 
 
@@ -64,12 +62,17 @@ class HeadSpec:
     weight_decay: float = 0.0
     batch_norm: bool = False
 
-    def check(self, depth: int) -> None:
-        """ValueError where a backbone of so many blocks does not have what the head reads."""
+    def check(self, depth: int, num_registers: int) -> None:
+        """ValueError where a backbone of so many blocks and registers does not have what the head reads."""
         if unknown := [part for part in self.parts if part not in POOLS and not REGISTER.fullmatch(part)]:
             raise ValueError(
                 f"heads: pooling={self.pooling!r}: {unknown[0]!r} is not one of {', '.join(POOLS)}, register0, …"
             )
+        for found in filter(None, map(REGISTER.fullmatch, self.parts)):
+            if int(found[1]) >= num_registers:
+                raise ValueError(
+                    f"heads: pooling={self.pooling!r}: this backbone has {num_registers} registers, counted from 0"
+                )
         if not 1 <= self.n_last_blocks <= depth:
             raise ValueError(f"heads: n_last_blocks={self.n_last_blocks}; the backbone has {depth} blocks")
 

@@ -63,7 +63,7 @@ class LinearProbe(FrozenBackboneModule):
         if not heads:
             raise ValueError("model.init_args.heads is empty; list at least one head")
         for head in heads:
-            head.check(backbone.depth)
+            head.check(backbone.depth, backbone.num_registers)
         names = [head.name for head in heads]
         if len(set(names)) < len(names):
             raise ValueError(f"heads: {next(n for n in names if names.count(n) > 1)} is listed twice")

@@ -89,6 +89,7 @@ class RobustnessEvaluation(FrozenBackboneModule):
                     "{n_last_blocks: 4, pooling: cls}, and give model.init_args.backbone_weights"
                 )
             weight, bias = weights.linear(self._probe)
+            self.spec.check(self.backbone.depth, self.backbone.num_registers)
             widths = [info["num_chs"] for info in self.backbone.feature_info]
             self.head = self.spec.build(widths, self.num_classes, self.backbone.cls_widths)
             if self.head[1].weight.shape != weight.shape:

@@ -227,11 +227,13 @@ def test_killed_ten_times(processes, how, many, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("numbers", [(2, 1), (1, 2)])
-def test_another_number_of_processes_after_a_kill(numbers, many, tmp_path):
+@pytest.mark.parametrize(
+    ("task", "numbers"), [("dino", (2, 1)), ("dino", (1, 2)), ("supervised", (2, 1)), ("linear_probe", (1, 2))]
+)
+def test_another_number_of_processes_after_a_kill(task, numbers, many, tmp_path):
     """Each sample at most once in the epoch that was interrupted, every step once, as many steps as planned."""
     before, after = ((*TWO[:1], str(n), *TWO[2:]) for n in numbers)
-    process = start(many, tmp_path, "dino", *before)
+    process = start(many, tmp_path, task, *before)
     wait_for_step(tmp_path, 13, process)
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate(timeout=60)
@@ -241,7 +243,7 @@ def test_another_number_of_processes_after_a_kill(numbers, many, tmp_path):
     kept = [line for line in read_keys(tmp_path / "run") if (line["epoch"], line["batch"]) < (epoch, done)]
     for path in (tmp_path / "run").glob("keys-*"):
         path.unlink()
-    text = finish(start(many, tmp_path, "dino", *after))
+    text = finish(start(many, tmp_path, task, *after))
     assert "resuming from" in text and state(tmp_path)[0] == 30
     rest = read_keys(tmp_path / "run")
     assert {line["rank"] for line in kept} == set(range(numbers[0])) and {line["rank"] for line in rest} == set(
@@ -252,7 +254,7 @@ def test_another_number_of_processes_after_a_kill(numbers, many, tmp_path):
 
     boundary = tmp_path / "boundary"  # from the first epoch's end, which the killed run left
     boundary.mkdir()
-    finish(start(many, boundary, "dino", *after, "--ckpt_path", str(tmp_path / "run/checkpoints/epoch=0.ckpt")))
+    finish(start(many, boundary, task, *after, "--ckpt_path", str(tmp_path / "run/checkpoints/epoch=0.ckpt")))
     assert_once(read_keys(boundary / "run"), (1, 2))
 
 

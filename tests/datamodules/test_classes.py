@@ -198,3 +198,13 @@ def test_index_keeps_a_list(tmp_path):
     (tmp_path / "names.txt").write_text("x\ny\n")
     index(str(tmp_path), "x", "x-*.tar", overwrite=True, classes=str(tmp_path / "names.txt"))
     assert ShardSet.find(tmp_path, "x-*.tar", "s").classes == ["x", "y"]
+
+
+def test_more_classes_than_the_data_name_are_said(tmp_path, caplog):
+    shards(tmp_path, "train", [0, 1], ["cat", "dog"])
+    data = ImageNetDataModule(str(tmp_path), val_shards=None, batch_size=2, num_workers=0)
+    data.trainer = FakeTrainer(0, 1)
+    for count in (2, 1000):
+        data.trainer.lightning_module.label_count = count
+        data.setup("fit")
+        assert ("num_classes is 1000; the data name 2 classes" in caplog.text) == (count == 1000)

@@ -100,8 +100,10 @@ def test_registers_one_by_one():
     read = HeadSpec(2, "register2+register0").pool(features)
     wanted = [f.registers[:, r] for r in (2, 0) for f in features]
     assert torch.equal(read, torch.cat(wanted, 1))
-    with pytest.raises(ValueError, match=r"pooling='register3': this backbone has 3 registers, counted from 0"):
-        HeadSpec(1, "register3").pool(features)
+    with pytest.raises(ValueError, match=r"pooling='cls\+register3': this backbone has 3 registers, counted from 0"):
+        LinearProbe(model, [HeadSpec(1, "cls+register3")])
+    with pytest.raises(ValueError, match=r"this backbone has 0 registers"):
+        LinearProbe(VisionMamba(**SMALL), [HeadSpec(1, "register0")])
     with pytest.raises(ValueError, match=r"'register' is not one of cls, mean, max, register0"):
         LinearProbe(model, [HeadSpec(1, "register")])
 
