@@ -7,6 +7,7 @@ import difflib
 import importlib.metadata
 import os
 import re
+import runpy
 import sys
 import textwrap
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import NoReturn
 try:
     import common  # noqa: F401  # first: no file of somebody else's is in the place of a package
     import configs
+    from common.pipes import end_with_the_reader
 except ImportError as error:
     sys.exit(f"error: {error}")
 
@@ -24,6 +26,14 @@ COMMANDS = {
     "test": "the same on a held-out split: --data.val_shards names it",
     "predict": "embeddings and maps of every image, into the run's folder",
 }
+TOOLS = {
+    "prepare": ("datamodules.prepare", "write shards of folders of images, of ImageNet-S, of the embedded data"),
+    "weights": ("backbones.weights", "what a file of weights holds; convert it, to ONNX too"),
+    "pictures": ("analysis.pictures", "a prediction's images beside their maps"),
+    "ranks": ("analysis.rank", "ranks of token-mixing matrices of runs, drawn"),
+    "experiments": ("experiments", "the paper's tables and figures, as make starts them"),
+}
+"""Programs of their own, each ``python -m MODULE`` too."""
 EXAMPLE = """\
   dinomamba fit -c base.yaml -c task/dino.yaml -c data/imagenet.yaml -c backbone/vim_small.yaml \\
       --data.root /data/imagenet --trainer.logger.name vim_small"""
@@ -31,7 +41,7 @@ EXAMPLE = """\
 
 def description(name: str) -> str:
     """The first line of a configuration's leading comment."""
-    found = re.match(r"#\s*(.*)", (configs.ROOT / name).read_text())
+    found = re.match(r"#\s*(.*)", (configs.ROOT / name).read_text(encoding="utf-8"))
     return textwrap.shorten(found[1], 88, placeholder=" …") if found else ""
 
 
@@ -41,7 +51,9 @@ def help_text() -> str:
         "usage: dinomamba COMMAND -c base.yaml -c task/… -c data/… -c backbone/… [-c yours.yaml] [--key value …]",
         "",
     ]
-    lines += [f"  {name:<10} {text}" for name, text in COMMANDS.items()]
+    lines += [f"  {name:<12} {text}" for name, text in COMMANDS.items()]
+    lines += ["", "programs beside (dinomamba NAME --help, the same as python -m MODULE):"]
+    lines += [f"  {name:<12} {text} ({module})" for name, (module, text) in TOOLS.items()]
     for folder, title in (("task", "tasks"), ("data", "data"), ("cluster", "clusters")):
         names = configs.names(folder)
         width = max(map(len, names))
@@ -83,15 +95,21 @@ def main(args: list[str] | None = None) -> None:
     own = args is None
     args = sys.argv[1:] if args is None else args
     if not args or args[0] in ("-h", "--help", "help"):
+        end_with_the_reader()
         print(help_text())
         sys.exit(0 if args else 2)
     if args[0] in ("--version", "version"):
         print(f"dinomamba {importlib.metadata.version('dinomamba')}")
         sys.exit(0)
+    if args[0] in TOOLS:
+        sys.argv[:] = [f"dinomamba {args[0]}", *args[1:]]
+        runpy.run_module(TOOLS[args[0]][0], run_name="__main__")
+        return
     command = next((arg for arg in args if not arg.startswith("-")), args[0])
     if args[0] not in COMMANDS:
-        near = difflib.get_close_matches(command, COMMANDS, 1, 0.5)
-        meant = f"; did you mean {near[0]!r}?" if near else f"; allowed: {', '.join(COMMANDS)}"
+        known = [*COMMANDS, *TOOLS]
+        near = difflib.get_close_matches(command, known, 1, 0.5)
+        meant = f"; did you mean {near[0]!r}?" if near else f"; allowed: {', '.join(known)}"
         refuse(f"{args[0]!r} is no command{meant}")
     share_the_processors()
     os.environ.setdefault("PYTORCH_ENABLE_MPS_FALLBACK", "1")  # what Apple's devices lack runs on the CPU

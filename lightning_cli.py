@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from jsonargparse import get_loader, set_loader
@@ -25,7 +25,7 @@ from callbacks.checkpoint_files import fault, newest
 from callbacks.preemption import Preempted
 from callbacks.run_folder import run_folder
 from common.memory import keep_freed_memory
-from common.messages import explain, last_line, origin
+from common.messages import OneLine, last_line, origin
 from common.ranges import check_config, check_seed
 from common.yaml_files import check as check_yaml
 
@@ -37,18 +37,10 @@ def _load_checked(stream: str) -> Any:
     return _load_yaml(stream)
 
 
-class Parser(LightningArgumentParser):
-    """Ends with one line that says what to change, after the usage hint; takes no name for another."""
+class Parser(OneLine, LightningArgumentParser):
+    """Lightning's, that ends with one line."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs | {"allow_abbrev": False})
-
-    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        if not self.exit_on_error:
-            super().error(message, ex)
-        text = explain(" ".join(line.strip() for line in str(message).splitlines() if line.strip()))
-        sys.stderr.write(f"see dinomamba --help, and --print_config for what the files make together\nerror: {text}\n")
-        sys.exit(2)
+    hint = "see dinomamba --help, and --print_config for what the files make together"
 
 
 NOTHING = (
@@ -56,6 +48,10 @@ NOTHING = (
     "lightning.pytorch.core.datamodule.LightningDataModule",
 )  # fmt: skip
 """What a model or data module without a class path are taken for."""
+
+
+OWN_CHECKPOINTS = ("auto", "last", "best")
+"""Names of a run's own checkpoints."""
 
 
 class CLI(LightningCLI):
@@ -82,10 +78,12 @@ class CLI(LightningCLI):
     def _parse_ckpt_path(self) -> None:
         """Checks the file. Lightning would also put its hyper-parameters in the place of those asked for now."""
         config = self.config[self.config["subcommand"]] if self.config.get("subcommand") else {}
-        if config.get("ckpt_path") not in (None, "auto", "best", "last", "hpc"):
+        if config.get("ckpt_path") not in (None, *OWN_CHECKPOINTS):
             path = Path(config["ckpt_path"])
             if not path.is_file():
-                raise FileNotFoundError(f"ckpt_path={path}: there is no such file; auto takes the newest of the run")
+                raise FileNotFoundError(
+                    f"ckpt_path={path}: there is no such file; {', '.join(OWN_CHECKPOINTS)} are the run's own"
+                )
             if (why := fault(path)) is not None:
                 raise ValueError(f"ckpt_path={path} cannot be used: {why}")
 
@@ -106,21 +104,44 @@ class CLI(LightningCLI):
         check_config(config.as_dict())
 
     def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
-        """``ckpt_path: auto`` is the newest whole checkpoint of the run's folder, or a fresh start."""
+        """Checks what is gone on from, and the folder that is written into."""
         kwargs = super()._prepare_subcommand_kwargs(subcommand)
         if "weights_only" in self._subcommand_method_arguments[subcommand]:
             kwargs["weights_only"] = True
-        if kwargs.get("ckpt_path") == "auto":
-            folder = run_folder(self.trainer) / "checkpoints"
-            kwargs["ckpt_path"] = found = newest(folder)
-            rank_zero_info(
-                f"starting fresh: no whole checkpoint in {folder}" if found is None else f"resuming from {found}"
-            )
+        if kwargs.get("ckpt_path") in OWN_CHECKPOINTS:
+            kwargs["ckpt_path"] = self._own_checkpoint(kwargs["ckpt_path"], subcommand)
         if not self.trainer.fast_dev_run:
             self._check_folder(subcommand)
-        if kwargs.get("ckpt_path") not in (None, "best", "last", "hpc"):
+        limit = {"validate": "limit_val_batches", "test": "limit_test_batches"}.get(subcommand)
+        if limit is not None and getattr(self.trainer, limit) == 0:
+            raise ValueError(f"trainer.{limit}=0: nothing would be evaluated")
+        part = getattr(self.model, "trained_part", "")
+        if kwargs.get("ckpt_path") is not None:
             self._check_settings(subcommand, Path(kwargs["ckpt_path"]))
+        elif part and subcommand in ("validate", "test"):
+            raise ValueError(
+                f"{subcommand} without a checkpoint would score a {part} that was never trained: give --ckpt_path "
+                "RUN/checkpoints/last.ckpt (last, best: this run's own)"
+            )
         return kwargs
+
+    def _own_checkpoint(self, name: str, subcommand: str) -> Path | None:
+        """``auto``: the newest whole checkpoint of the run's folder, or for a fit a fresh start; ``last``; ``best``."""
+        folder = run_folder(self.trainer) / "checkpoints"
+        path = folder / f"{name}.ckpt"
+        found = newest(folder) if name == "auto" else path if path.is_file() else None
+        if found is not None and name != "auto" and (why := fault(found)) is not None:
+            raise ValueError(f"ckpt_path={name}: {found} cannot be used: {why}")
+        if found is None and (name != "auto" or subcommand != "fit"):
+            what = "no whole checkpoint" if name == "auto" else f"no {path.name}"
+            raise FileNotFoundError(
+                f"ckpt_path={name}: there is {what} in {folder}; name the run (--trainer.logger.init_args.name NAME), "
+                "or give a file's path"
+            )
+        rank_zero_info(
+            f"starting fresh: no whole checkpoint in {folder}" if found is None else f"resuming from {found}"
+        )
+        return found
 
     @cached_property
     def _record(self) -> RunRecord:
@@ -130,11 +151,11 @@ class CLI(LightningCLI):
         """ValueError where the run would write over what another left in its folder."""
         folder = run_folder(self.trainer)
         before = settings.of_folder(folder)
-        if changes := settings.another_run(before, self._record.settings, subcommand != "fit") if before else []:
-            raise ValueError(
-                f"{folder} holds another run ({changes[0]}): give this one a folder of its own, "
-                "--trainer.logger.init_args.name NAME"
-            )
+        free = getattr(getattr(self.model, "backbone", None), "free_on_resume", ())
+        changes = settings.another_run(before, self._record.settings, subcommand != "fit", free) if before else []
+        if changes:
+            option = "--trainer.logger.init_args.name NAME" if self.trainer.logger else "--trainer.default_root_dir DIR"
+            raise ValueError(f"{folder} holds another run ({changes[0]}): give this one a folder of its own, {option}")
 
     def _check_settings(self, subcommand: str, path: Path) -> None:
         """Lists what is asked for otherwise than of the run that wrote a checkpoint; ValueError for what cannot be."""
@@ -153,7 +174,7 @@ class CLI(LightningCLI):
             self._record.changed = changes
             if changes:
                 rank_zero_info(f"asked for otherwise than before, and taken: {', '.join(map(str, changes))}")
-            _check_end(self.trainer.max_epochs, checkpoint, path)
+            _check_end(self.trainer.max_epochs, self.trainer.max_steps, checkpoint, path)
 
     def instantiate_classes(self) -> None:
         super().instantiate_classes()
@@ -162,8 +183,14 @@ class CLI(LightningCLI):
         seed_everything(config["seed_everything"], workers=True, verbose=False)
 
 
-def _check_end(max_epochs: int | None, checkpoint: Mapping[str, Any], path: Path) -> None:
+def _check_end(max_epochs: int | None, max_steps: int, checkpoint: Mapping[str, Any], path: Path) -> None:
     """ValueError where a run was to end before the place at which its checkpoint stands."""
+    steps = int(checkpoint["global_step"])
+    if 0 <= max_steps < steps:
+        raise ValueError(
+            f"trainer.max_steps={max_steps}: {path} stands after step {steps}; set at least that, or take an earlier "
+            "checkpoint"
+        )
     loop = checkpoint["loops"]["fit_loop"]
     inside = not loop["epoch_loop.batch_progress"]["is_last_batch"]
     done = int(checkpoint["epoch"]) + (0 if inside else 1)

@@ -21,6 +21,8 @@ from backbones.pixels import Pixels
 Stream = Literal["published", "branch", "residual"]
 STREAMS: tuple[Stream, ...] = ("published", "branch", "residual")
 CLASSIFIER_PREFIXES = ("head.", "head_dist.", "neck.", "norm_neck.")
+PRETRAINING_PREFIXES = ("mask_token", "decoder_", "decoder.", "predictor.", "projector.")
+"""Of published states: what masked and contrastive pretraining had beside the encoder."""
 """What published files call the parts behind the backbone."""
 
 
@@ -248,12 +250,14 @@ class Backbone(nn.Module, ABC):
     # ---- checkpoints --------------------------------------------------------------------------------------
 
     def adapt_state_dict(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
-        """A published state made to fit: without a classifier that this model has no place for.
+        """A published state made to fit: without a classifier or a decoder that this model has no place for.
 
         Families add what theirs need: positions of another grid, prefixes. ValueError for what cannot be made to fit.
         """
         own = self.state_dict()
-        return {k: v for k, v in state.items() if k in own or not k.startswith(CLASSIFIER_PREFIXES)}
+        return {
+            k: v for k, v in state.items() if k in own or not k.startswith(CLASSIFIER_PREFIXES + PRETRAINING_PREFIXES)
+        }
 
     def pixels_of(self, state: dict[str, Tensor]) -> Pixels | None:
         """How images were fed to a published state of this model whose file does not say; None where it is unknown."""

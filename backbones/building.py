@@ -8,7 +8,7 @@ import timm
 from torch import Tensor
 
 from backbones.base import Backbone
-from backbones.checkpoints import open_checkpoint, read
+from backbones.checkpoints import open_checkpoint
 from backbones.linear_vit import LinearVisionTransformer
 from backbones.mamba_reg import MambaReg
 from backbones.mamba_reg_mamba1 import MambaRegMamba1
@@ -16,6 +16,7 @@ from backbones.timm_model import TimmModel
 from backbones.vim import VisionMamba
 from backbones.vim_mamba1 import VimMamba1
 from backbones.vit import VisionTransformer
+from backbones.weight_files import read
 
 CLASSES: dict[str, type[Backbone]] = {
     cls.__name__: cls
@@ -42,7 +43,9 @@ def unfilled(source: str | Path, key: str, checkpoint: str | Path | None) -> tup
 def _named(name: str, pretrained: bool) -> Backbone:
     entry = timm.model_entrypoint(name)
     if entry.__module__.startswith("backbones."):
-        return entry(pretrained=pretrained)  # whose message says where weights come from
+        if pretrained:
+            raise ValueError(f"{name}: no weights are published through timm; give --checkpoint FILE (checkpoint=…)")
+        return entry()
     return TimmModel(name, pretrained=pretrained)
 
 

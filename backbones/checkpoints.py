@@ -1,4 +1,4 @@
-"""Finds, reads and understands checkpoint files of every format in use, without running code from them.
+"""Tells checkpoints of every format in use apart, and finds the backbone in them.
 
 A source is a path, ``hf://owner/repo/file[@revision]``, or a timm model name with published weights. The formats:
 
@@ -16,34 +16,17 @@ it was saved: ``_orig_mod.`` (torch.compile), ``module.`` (DDP), ``model.``, ``n
 Lightning module). :func:`unwrappings` takes these off one by one, until a backbone finds its own names.
 """
 
-import argparse
-import zipfile
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import timm
-import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
-_scalar = np.float64(0).__reduce__()[0]  # of numpy._core, which was numpy.core before numpy 2
+from backbones.weight_files import read
 
-# what published checkpoints hold beside tensors
-_SAFE = [
-    argparse.Namespace,
-    np.dtype,
-    np.ndarray,
-    np.float64,
-    np.float32,
-    np.int64,
-    type(np.dtype("float64")),
-    type(np.dtype("float32")),
-    type(np.dtype("int64")),
-    _scalar,
-    (_scalar, "numpy.core.multiarray.scalar"),
-]
+logger = logging.getLogger(__name__)
 
 
 class Checkpoint(NamedTuple):
@@ -53,41 +36,6 @@ class Checkpoint(NamedTuple):
     """The format found; see the module's table."""
     state: dict[str, Tensor]
     """The backbone's tensors with a classifier's, if any, under :data:`backbones.base.CLASSIFIER_PREFIXES`."""
-
-
-def fetch(source: str | Path) -> Path:
-    """The file behind a path or an ``hf://`` address (through huggingface_hub and its cache).
-
-    Raises:
-        ValueError: where there is no such file, or the hub cannot be reached and its cache does not have it.
-    """
-    if str(source).startswith("hf://"):
-        return _fetch_from_hub(str(source))
-    path = Path(source).expanduser()
-    if not path.is_file():
-        raise ValueError(
-            f"no weights at {path}: give the path of a .pth, .ckpt or .safetensors file, hf://owner/repo/file, "
-            "or the name of a timm model with published weights"
-        )
-    return path
-
-
-def _fetch_from_hub(address: str) -> Path:
-    from huggingface_hub import hf_hub_download
-
-    where, _, revision = address.removeprefix("hf://").partition("@")
-    owner, _, rest = where.partition("/")
-    repo, _, file = rest.partition("/")
-    if not (owner and repo and file):
-        raise ValueError(f"{address} is no address of a file: write hf://owner/repo/file, or hf://owner/repo/file@rev")
-    try:
-        return Path(hf_hub_download(f"{owner}/{repo}", file, revision=revision or None))
-    except Exception as error:  # the hub's own errors, and any that its HTTP client raises without a network
-        raise ValueError(
-            f"{address} is neither in huggingface_hub's cache nor to be had from the hub ({type(error).__name__}: "
-            f"{str(error).splitlines()[0] if str(error) else 'no message'}); without a network, download the file "
-            "elsewhere and give its path, or point HF_HOME at a cache that holds it"
-        ) from None
 
 
 def is_timm_name(source: str | Path) -> bool:
@@ -105,26 +53,6 @@ def no_published_weights(name: str, error: Exception) -> str:
     )
 
 
-def read(path: str | Path, mmap: bool = False) -> dict[str, Any]:
-    """A file's content, on the CPU; tensors stay in the file with ``mmap``, where its format allows it.
-
-    ValueError where it is missing, damaged, or would run code.
-    """
-    path = fetch(path)
-    try:
-        if path.suffix == ".safetensors":
-            return load_file(path)
-        with torch.serialization.safe_globals(_SAFE):
-            mapped = mmap and zipfile.is_zipfile(path)
-            content = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
-    except Exception as error:  # the unpickler and zip reader raise many types
-        reason = str(error).splitlines()[0] if str(error) else "no message"  # torch adds advice and an address
-        raise ValueError(f"{path} cannot be read as weights ({type(error).__name__}: {reason})") from None
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} holds a {type(content).__name__}, wanted a dict of tensors or a checkpoint")
-    return content
-
-
 def _strip(state: dict[str, Any], prefix: str) -> dict[str, Tensor]:
     return {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
 
@@ -138,8 +66,15 @@ NETWORKS = (
     "state_dict_ema", "ema",
 )  # fmt: skip
 """Where checkpoints keep a network's tensors, the one that is taken first."""
-WRAPPERS = ("module", "model", "net", "network", "encoder", "backbone", "trunk", "_forward_module", "ema_model")
+AVERAGES = ("model_ema", "state_dict_ema", "ema")
+"""Where they keep a moving average beside it."""
+WRAPPERS = (
+    "module", "model", "net", "network", "encoder", "backbone", "trunk", "_forward_module", "ema_model", "encoder_q",
+    "base_encoder", "online_encoder", "visual",
+)  # fmt: skip
 """What a model's tensors may be called under when something held the model, a head perhaps beside it."""
+IN_BETWEEN = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
+"""What torch.compile, FSDP and activation checkpointing put into names."""
 
 
 def _networks(content: dict[str, Any], depth: int = 3) -> dict[str, dict[str, Tensor]]:
@@ -154,13 +89,23 @@ def _networks(content: dict[str, Any], depth: int = 3) -> dict[str, dict[str, Te
 
 
 def uncompiled(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Without the names that torch.compile puts in between."""
-    return {name.replace("_orig_mod.", ""): value for name, value in state.items()}
+    """Without the names of ``IN_BETWEEN``."""
+    for wrapper in IN_BETWEEN:
+        state = {name.replace(wrapper, ""): value for name, value in state.items()}
+    return state
 
 
 def _without_module(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Without what DDP puts in front."""
-    return {name.removeprefix("module."): value for name, value in state.items()}
+    """Without what DDP puts in front, and the count that torch's AveragedModel keeps beside."""
+    return {name.removeprefix("module."): value for name, value in state.items() if name != "n_averaged"}
+
+
+def _of_network(state: dict[str, Tensor], key: str) -> dict[str, Tensor]:
+    """Where names begin with a network's, ``teacher_backbone.`` or ``teacher.``: those of the one called ``key``."""
+    for prefix in (f"{key}_backbone.", f"{key}."):
+        if found := _strip(state, prefix):
+            return found
+    return state
 
 
 def bare(state: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -195,9 +140,15 @@ def detect_format(content: dict[str, Any], key: str, source: str | Path) -> Chec
         for prefix in (f"{key}.backbone.", "backbone."):
             if found := _strip(state, prefix):
                 return Checkpoint("lightning", found)
-        if any(name.startswith(("teacher.", "student.")) for name in state):
-            raise ValueError(f"{source} is a Lightning checkpoint without {key}.backbone.* or backbone.* tensors")
-        return Checkpoint("lightning", state)
+        found = _of_network(state, key)
+        if found is state and any(name.startswith(("teacher.", "student.")) for name in state):
+            raise ValueError(
+                f"{source} is a Lightning checkpoint without {key}.* or backbone.* tensors; say which network by "
+                "weights_key"
+            )
+        averages = {name.partition(".")[0] for name in state} & {*AVERAGES} - {key}
+        _tell_of_averages(source, sorted(averages))
+        return Checkpoint("lightning", found)
     if key in networks:
         state = uncompiled(networks[key])
         state = _strip(state, "module.") or state
@@ -205,7 +156,7 @@ def detect_format(content: dict[str, Any], key: str, source: str | Path) -> Chec
             "dino" if key in ("teacher", "student") else "supervised", _strip(state, "backbone.") or state
         )
     if "teacher" in networks or "student" in networks:
-        raise ValueError(f"{source} has no network {key!r}; it holds {', '.join(networks)}")
+        raise ValueError(f"{source} has no network {key!r}; it holds {', '.join(networks)}: say which by weights_key")
     taken = [name for wanted in NETWORKS for name in networks if name.partition(".")[0] == wanted]
     if taken or len(networks) == 1:
         state = _without_module(uncompiled(networks[taken[0] if taken else next(iter(networks))]))
@@ -213,13 +164,21 @@ def detect_format(content: dict[str, Any], key: str, source: str | Path) -> Chec
             raise ValueError(
                 f"{source} is a linear classifier without a backbone: read it with backbones.weights.linear"
             )
-        return Checkpoint("supervised", state)
+        if taken and taken[0].partition(".")[0] not in AVERAGES:
+            _tell_of_averages(source, [name for name in taken if name.partition(".")[0] in AVERAGES])
+        return Checkpoint("supervised", _of_network(state, key))
     if networks:
         raise ValueError(f"{source} holds several networks: {', '.join(networks)}; say which by weights_key")
     if content and all(isinstance(v, Tensor) for v in content.values()):
         state = _without_module(uncompiled(content))
-        return Checkpoint("flat", _strip(state, "backbone.") or state)
+        return Checkpoint("flat", _strip(state, "backbone.") or _of_network(state, key))
     raise ValueError(f"{source}: unknown format with keys {', '.join(map(str, list(content)[:8]))}")
+
+
+def _tell_of_averages(source: str | Path, names: list[str]) -> None:
+    """What else there is, since evaluations elsewhere take the average."""
+    if names:
+        logger.warning("%s holds %s too: weights_key=%s takes it", source, ", ".join(names), names[0])
 
 
 def open_checkpoint(source: str | Path, key: str = "teacher") -> Checkpoint:

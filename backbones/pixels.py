@@ -10,7 +10,8 @@ from typing import Any
 import timm
 from safetensors import safe_open
 
-from backbones.checkpoints import fetch, is_timm_name, read
+from backbones.checkpoints import is_timm_name
+from backbones.weight_files import fetch, is_safetensors, read
 
 KEY = "pixels"
 """Where our checkpoints and exports keep these facts."""
@@ -84,7 +85,7 @@ def of_timm(name: str) -> Pixels | None:
 def of_source(source: str | Path) -> Pixels | None:
     """What a file, an ``hf://`` address or a timm name says; None where it says nothing.
 
-    Known are our checkpoints and exports, timm's training checkpoints, and a ``config.json`` of timm's beside a file.
+    Known are our checkpoints and exports, timm's training checkpoints, and timm's ``config.json`` beside a hub's file.
     """
     if is_timm_name(source):
         return of_timm(str(source))
@@ -93,7 +94,7 @@ def of_source(source: str | Path) -> Pixels | None:
 
 
 def _of_content(path: Path, source: str) -> Pixels | None:
-    if path.suffix == ".safetensors":
+    if is_safetensors(path):
         with safe_open(path, "pt") as file:
             return of_record(json.loads((file.metadata() or {}).get(KEY, "null")), source)
     content = read(path, mmap=True)
@@ -112,8 +113,14 @@ def of_checkpoint(content: Mapping[str, Any], source: str) -> Pixels | None:
     return of_record(content.get(KEY), source) or of_record(init_args, source)
 
 
+HUB_NAMES = ("model.safetensors", "pytorch_model.bin")
+"""Files of which timm's ``config.json`` speaks; other files may lie beside it."""
+
+
 def _of_neighbour(path: Path) -> Pixels | None:
     """timm's ``config.json`` in the folder of the hub's file."""
+    if path.name not in HUB_NAMES:
+        return None
     config = path.parent / "config.json"
     try:
         content = json.loads(config.read_text(encoding="utf-8"))

@@ -19,9 +19,11 @@ from torch import Tensor
 from backbones import pixels
 from backbones.base import CLASSIFIER_PREFIXES, Backbone
 from backbones.building import unfilled
-from backbones.checkpoints import bare, open_checkpoint, read, unwrappings
+from backbones.checkpoints import bare, open_checkpoint, unwrappings
 from backbones.export import OPSET, Outputs, to_onnx
+from backbones.weight_files import read
 from common.files import written_aside
+from common.pipes import end_with_the_reader
 
 logger = logging.getLogger(__name__)
 
@@ -247,6 +249,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
+    end_with_the_reader()
     try:
         main()
     except ValueError as error:

@@ -1,6 +1,5 @@
 """When checkpoints are written: every epoch, every so often inside one, and when a signal asks for it."""
 
-import itertools
 import sys
 import time
 from pathlib import Path
@@ -14,7 +13,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from callbacks.checkpoint_files import FORMAT, link
 from callbacks.curves import start_history
 from callbacks.preemption import Preempted, Request, SignalRequests, requeue
-from callbacks.run_folder import run_folder
+from callbacks.run_folder import goes_on, number_aside, run_folder
 from common.evaluation import Evaluation
 
 
@@ -52,6 +51,8 @@ class Checkpoints(Checkpoint):
         self.minutes, self.every_n_steps, self.keep_every_n_epochs = minutes, every_n_steps, keep_every_n_epochs
         self.check_every = check_every
         self.best: float | None = None
+        self.aside: int | None = None
+        """Under which number this run has kept what was in its folder."""
         self._signals = SignalRequests()
         self._saved_step, self._wrote = -1, False
         self._written = time.monotonic()
@@ -81,12 +82,11 @@ class Checkpoints(Checkpoint):
 
     def _set_aside(self, trainer: Trainer) -> None:
         """Once, before the first checkpoint: weights may have been read from those of an earlier run."""
-        folder, source = self.folder(trainer), trainer.ckpt_path
-        resumed = source is not None and Path(source).resolve().parent == folder.resolve()
-        if not resumed and any(folder.glob("*.ckpt")):
-            number = next(n for n in itertools.count(1) if not folder.with_name(f"checkpoints-{n}").exists())
-            folder.rename(folder.with_name(f"checkpoints-{number}"))
-            rank_zero_info(f"{folder} held an earlier run's checkpoints; they are in checkpoints-{number} now")
+        folder = self.folder(trainer)
+        if not goes_on(trainer) and any(folder.glob("*.ckpt")):
+            self.aside = number_aside(folder.parent)
+            folder.rename(folder.with_name(f"checkpoints-{self.aside}"))
+            rank_zero_info(f"{folder} held an earlier run's checkpoints; they are in checkpoints-{self.aside} now")
 
     def _save(self, trainer: Trainer) -> Path:
         path = self.folder(trainer) / "last.ckpt"

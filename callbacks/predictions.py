@@ -15,7 +15,8 @@ from common.files import write_npz
 class PredictionFiles(BasePredictionWriter):
     """One ``predictions/rankR-batchN.npz`` per batch, each whole: keys, labels, embeddings, maps and their names.
 
-    Where the data name their classes, ``class_name`` is that of each image's label, empty where it has none.
+    Where the data name their classes, ``class_name`` is that of each image's label, empty where it has none. Of a
+    trained classifier, ``logits``, ``predicted`` and ``predicted_name`` say what it takes each image for.
     """
 
     def __init__(self) -> None:

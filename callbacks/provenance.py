@@ -15,7 +15,7 @@ from lightning.pytorch.cli import SaveConfigCallback
 from lightning.pytorch.utilities import rank_zero_info
 
 from callbacks.run_folder import claim, run_folder
-from callbacks.settings import Change, Settings, flat, options, put_back, put_schedule_back, whole
+from callbacks.settings import Change, Settings, arguments, flat, options, put_back, put_schedule_back, whole
 from common import native
 from common.files import write_json, write_text
 
@@ -72,6 +72,8 @@ class RunRecord(SaveConfigCallback):
     """What the run was asked for otherwise than the one that wrote the checkpoint."""
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        # before a checkpoint's callbacks are restored
+        self._callbacks = [(callback, arguments(callback)) for callback in getattr(trainer, "callbacks", [])]
         if self.already_saved or not trainer.is_global_zero or trainer.fast_dev_run:
             return
         self.already_saved = True
@@ -123,6 +125,19 @@ class RunRecord(SaveConfigCallback):
         self._schedules = [dict(config.scheduler.state_dict()) for config in trainer.lr_scheduler_configs]
 
     def _take_what_is_asked(self, trainer: Trainer) -> None:
+        """Restored callbacks, optimisers and schedulers get their settings of now."""
+        changed = [
+            Change(f"callbacks.{type(callback).__name__}.{name}", vars(callback)[name], value)
+            for callback, asked in self._callbacks
+            for name, value in asked.items()
+            if vars(callback).get(name, value) != value
+        ]
+        for callback, asked in self._callbacks:
+            vars(callback).update(asked)
+        if changed:
+            rank_zero_info(f"asked for otherwise than before, and taken: {', '.join(map(str, changed))}")
+            if trainer.is_global_zero and self.already_saved:
+                self._record["changed_on_resume"] += [change._asdict() for change in changed]
         for optimizer, asked in zip(trainer.optimizers, self._asked, strict=True):
             put_back(optimizer, asked)
         for config, asked in zip(trainer.lr_scheduler_configs, self._schedules, strict=True):

@@ -1,12 +1,15 @@
 """Keeps an evaluation's table and headline metric."""
 
+from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.utilities import rank_zero_info
 from torch.utils.tensorboard.summary import hparams
 
-from callbacks.run_folder import run_folder
+from callbacks.checkpoints import Checkpoints
+from callbacks.run_folder import goes_on, number_aside, run_folder
 from common.evaluation import Evaluation
 from common.files import to_csv, write_json, write_npz, write_text
 
@@ -17,11 +20,23 @@ class Results(Callback):
     What they hold is what the module, a :class:`~common.evaluation.Evaluation`, says: its rows and counts, its arrays
     in ``results.npz``, and its headline, which with TensorBoard stands beside the hyper-parameters. Where the module
     says that this is not all that was asked for, the files are called ``results.partial.*``, so they never replace
-    those of a complete run.
+    those of a complete run. What another training left in the folder is kept as ``results-1.*`` and so on, beside its
+    ``checkpoints-1``.
     """
 
     def __init__(self) -> None:
-        self._registered = False
+        self._registered = self._wrote = False
+
+    def _set_aside(self, trainer: Trainer, folder: Path) -> None:
+        """Under the number that the run's checkpoints have taken, or will."""
+        taken = next((callback.aside for callback in trainer.callbacks if isinstance(callback, Checkpoints)), None)
+        number = taken or number_aside(folder)
+        left = [folder / f"results.{suffix}" for suffix in ("json", "csv", "npz")]
+        left = [path for path in left if path.is_file()]
+        for path in left:
+            path.rename(path.with_name(f"results-{number}{path.suffix}"))
+        if left:
+            rank_zero_info(f"{folder} held an earlier run's results; they are in results-{number}.* now")
 
     def _write(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not isinstance(pl_module, Evaluation) or not trainer.is_global_zero or trainer.sanity_checking:
@@ -31,6 +46,9 @@ class Results(Callback):
         whole, rows, arrays = pl_module.complete(), pl_module.rows(), pl_module.arrays()
         headline = trainer.callback_metrics.get(pl_module.headline)
         folder, name = run_folder(trainer), "results" if whole else "results.partial"
+        if whole and not self._wrote and trainer.state.fn == "fit" and not goes_on(trainer):
+            self._set_aside(trainer, folder)
+        self._wrote |= whole
         if rows:
             backbone: Any = pl_module.backbone
             table: dict[str, Any] = {

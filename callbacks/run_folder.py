@@ -1,5 +1,6 @@
 """Where a run's files go."""
 
+import itertools
 import os
 import platform
 import time
@@ -16,6 +17,17 @@ def run_folder(trainer: Trainer) -> Path:
     """
     folder = getattr(trainer.logger, "log_dir", None)
     return Path(folder or trainer.default_root_dir)
+
+
+def goes_on(trainer: Trainer) -> bool:
+    """Whether a run goes on from a checkpoint of its own folder."""
+    source = trainer.ckpt_path
+    return source is not None and Path(source).resolve().parent == (run_folder(trainer) / "checkpoints").resolve()
+
+
+def number_aside(folder: Path) -> int:
+    """The number under which what another training left in a folder is kept: ``checkpoints-1``, ``results-1.json``."""
+    return next(n for n in itertools.count(1) if not (folder / f"checkpoints-{n}").exists())
 
 
 def claim(folder: Path) -> IO[str] | None:

@@ -5,11 +5,13 @@ and recorded; what would give the progress another meaning, such as the backbone
 """
 
 import importlib
+import inspect
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
+from lightning.pytorch.callbacks import Callback, Checkpoint
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
@@ -128,11 +130,16 @@ def refused(changes: Iterable[Change], backbone: Any, module: Any) -> list[Chang
         if key == "model.class_path":
             return True
         if key.startswith(BACKBONE):
-            return key.removeprefix(BACKBONE).removeprefix("init_args.").split(".")[0] not in free
+            return _argument(key) not in free
         names = key.split(".")
         return any(all(a in (b, "*") for a, b in zip(pattern, names, strict=False)) for pattern in fixed)
 
     return [change for change in changes if is_fixed(change.key)]
+
+
+def _argument(key: str) -> str:
+    """Which argument of the backbone a key belongs to."""
+    return key.removeprefix(BACKBONE).removeprefix("init_args.").split(".")[0]
 
 
 def misshapen(before: Mapping[str, Tensor], now: Mapping[str, Tensor]) -> str | None:
@@ -146,17 +153,22 @@ def misshapen(before: Mapping[str, Tensor], now: Mapping[str, Tensor]) -> str | 
     return None if extra is None else f"it holds {extra} {tuple(before[extra].shape)}, which this run does not have"
 
 
-def another_run(before: Settings, now: Settings, evaluation: bool) -> list[Change]:
-    """What makes a run another than the one whose folder it would write into: method, model, and what it measures."""
+def another_run(before: Settings, now: Settings, evaluation: bool, free: Iterable[str]) -> list[Change]:
+    """What makes a run another than the one whose folder it would write into: method, model, and what it measures.
+
+    Args:
+        before, now: of the run before, and of this one.
+        evaluation: whether it is no training.
+        free: arguments with which a backbone is still the same.
+    """
     data = [key for key in now if key.startswith("data.") and (key.endswith("shards") or key == "data.init_args.root")]
     weights = [f"model.init_args.{name}" for name in ("backbone_weights", "weights_key", "stream")]
     telling = {"model.class_path", "data.class_path", *weights, *data} if evaluation else {"model.class_path"}
-    speed = (f"{BACKBONE}init_args.backend", f"{BACKBONE}init_args.chunk_size")
     return [
         change
         for change in compare(before, now)
         if (change.key in telling and not _same_place(change))
-        or (change.key.startswith(BACKBONE) and change.key not in speed)
+        or (change.key.startswith(BACKBONE) and _argument(change.key) not in free)
     ]
 
 
@@ -166,10 +178,17 @@ def _same_place(change: Change) -> bool:
     return all(isinstance(p, str) for p in paths) and len({Path(p).expanduser().resolve() for p in paths}) == 1
 
 
-# ---- optimisers -----------------------------------------------------------------------------------------------------
+# ---- callbacks and optimisers ---------------------------------------------------------------------------------------
 
 PROGRESS = ("last_epoch", "_step_count", "_last_lr", "_is_initial", "_get_lr_called_within_step")
 """Of a scheduler's state; the rest are its settings."""
+
+
+def arguments(callback: Callback) -> dict[str, Any]:
+    """What a callback was made with and keeps in its state too, as EarlyStopping its patience."""
+    names = inspect.signature(type(callback).__init__).parameters
+    state = {} if isinstance(callback, Checkpoint) else callback.state_dict()
+    return {name: value for name, value in vars(callback).items() if name in names and name in state}
 
 
 def options(optimizer: Optimizer) -> list[dict[str, Any]]:

@@ -13,6 +13,8 @@ class Evaluation:
 
     headline = ""
     """The logged metric that runs and checkpoints are compared by; higher is better."""
+    trained_part = ""
+    """What only training gives and scores hang on, in words; it is then not evaluated without a checkpoint."""
     needs_labels = False
     """Whether samples without a class are of no use; data without any are then refused before the first step."""
 

@@ -5,13 +5,31 @@ import errno
 import inspect
 import re
 import sys
+from typing import Any, NoReturn
 
 import yaml
 
 
+class OneLine:
+    """Mixed into a parser of jsonargparse: it ends with one line that says what to change, after a hint, and takes no
+    name for another."""
+
+    hint = "see --help"
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs | {"allow_abbrev": False})
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        if not self.exit_on_error:
+            super().error(message, ex)  # type: ignore[misc]
+        text = explain(" ".join(line.strip() for line in str(message).splitlines() if line.strip()))
+        sys.stderr.write(f"{self.hint}\nerror: {text}\n")
+        sys.exit(2)
+
+
 def explain(message: str) -> str:
     """jsonargparse's message cut to what is wrong and what to change."""
-    if (wanted := _wanted(message)) is not None:
+    if (wanted := _wanted(message) or _of_union(message) or _of_class(message)) is not None:
         return wanted
     keys = re.findall(r'[Pp]arser key "([\w.]+)"', message)
     *_, innermost = message.split("Problem with given class_path ")
@@ -55,8 +73,36 @@ def _wanted(message: str) -> str | None:
     return None if found is None else f"{keys} ({found[1]}): neither a file nor a class: {found[2]}"
 
 
+def _of_union(message: str) -> str | None:
+    """A value that is of none of an option's types, at any depth, where nothing but the type is wrong with it."""
+    keys = ".".join(re.findall(r'[Pp]arser key "([\w.]+)"', message))
+    *_, innermost = re.split(r"Does not validate against any of the Union subtypes Subtypes: ", message)
+    found = re.match(r"\[(.*?)\] Errors: (.*?) Given value type: .*? Given value: (.*?)(?: - Expected a |$)", innermost)
+    if found is None or not all(text.startswith("Expected a") for text in found[2].removeprefix("- ").split(" - ")):
+        return None
+    return f"{keys}={found[3]}; allowed: {_types(found[1])}"
+
+
+def _of_class(message: str) -> str | None:
+    """A class that is not of the kind that its place asks for."""
+    keys = ".".join(re.findall(r'[Pp]arser key "([\w.]+)"', message))
+    found = re.search(r"Import path (\S+) does not correspond to a subclass of (\w+)", message)
+    if found is None:
+        return None
+    place = {
+        "LightningModule": "a method or evaluation, such as lightning_modules.DINO (-c task/dino.yaml); a backbone "
+        "stands under model.init_args.backbone",
+        "LightningDataModule": "one such as datamodules.ImageNetDataModule (-c data/imagenet.yaml)",
+    }.get(found[2], f"a subclass of {found[2]}")
+    return f"{keys}.class_path={found[1]} is no {found[2]}; wanted {place}"
+
+
 def _types(text: str) -> str:
     """Types as people say them."""
+    text = re.sub(r"tuple\[(\w+), \.\.\.\]|list\[(\w+)\]", lambda m: f"a list of {m[1] or m[2]}", text)
+    text = re.sub(
+        r"tuple\[(\w+(?:, \w+)*)\]", lambda m: f"a list of {len(m[1].split(', '))} {m[1].split(', ')[0]}", text
+    )
     text = re.sub(r"Expected an? | - |typing\.", lambda part: ", " if part[0] == " - " else "", text)
     text = re.sub(r"Literal\[(.*?)\]", r"\1", text).replace("'", "")
     return re.sub(r"<class (\w+)>", r"\1", text).replace("NoneType", "null")
@@ -101,12 +147,15 @@ ADVICE = {
         "a loading process was ended from outside, most often as memory ran out: lower data.init_args.num_workers, "
         "prefetch or batch_size"
     ),
+    r"No supported gpu backend|can ?not run on your system since the accelerator is not available": (
+        "trainer.accelerator asks for a device that torch does not find here: take auto or cpu"
+    ),
     r"out of memory|can't allocate memory|Unable to allocate": (
         "memory is full: lower data.init_args.batch_size, or raise trainer.accumulate_grad_batches, or set "
         "model.init_args.grad_checkpointing true where the method has it"
     ),
 }
-"""What to change, by what torch says."""
+"""What to change, by what torch and Lightning say."""
 
 
 def advice(error: BaseException) -> str:

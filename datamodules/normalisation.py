@@ -1,6 +1,6 @@
 """By what a data module normalises images: values of its own, of the model's weights, or of the data."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -9,9 +9,27 @@ from datamodules.pixel_format import RGB, PixelFormat
 from datamodules.remote import ShardCache, is_remote
 from datamodules.samples import ShardError
 from datamodules.shard_info import INFO_FILES
-from datamodules.statistics import training_statistics
+from datamodules.statistics import check_length, training_statistics
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+def check_normalisation(mean: Sequence[float] | None, std: Sequence[float] | None, pixels: PixelFormat) -> None:
+    """ValueError for one of the two alone, for another number of values than channels, and for other units."""
+    if mean is None and std is None:
+        return
+    if mean is None or std is None:
+        there, missing = ("std", "mean") if mean is None else ("mean", "std")
+        raise ValueError(
+            f"data.init_args.{there} is set and data.init_args.{missing} is not: set both, or leave both out"
+        )
+    for name, values in (("mean", mean), ("std", std)):
+        check_length(name, values, pixels.in_chans)
+        if pixels.bits < 32 and max(map(abs, values)) > 1:
+            raise ValueError(
+                f"data.init_args.{name}={list(values)}: of images of {pixels.bits} bits it is a share of the full "
+                f"scale, in [0, 1]; divide by {pixels.scale:g}"
+            )
 
 
 class NormalizesImages:

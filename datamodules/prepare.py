@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from jsonargparse import auto_cli
+from jsonargparse import ArgumentParser, auto_cli
 from PIL import Image
 
 from common.files import write_json
+from common.messages import OneLine
 from datamodules.classes import CLASSES_FILE, read_classes
 from datamodules.demo import CLASSES, scenes, shifted_scenes
 from datamodules.image_files import PixelRules
@@ -259,9 +260,17 @@ DEMO_SETS = (
 )  # fmt: skip
 
 
+class Parser(OneLine, ArgumentParser):
+    """jsonargparse's, that ends with one line."""
+
+
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     try:
-        auto_cli([imagefolder, imagenet_s, index, statistics, demo, demo_robustness], as_positional=False)
+        auto_cli(
+            [imagefolder, imagenet_s, index, statistics, demo, demo_robustness],
+            as_positional=False,
+            parser_class=Parser,
+        )
     except (ValueError, OSError) as error:
         sys.exit(f"error: {error}")

@@ -16,7 +16,7 @@ from torch import Tensor
 from datamodules.dataset import Policy, ShardDataset
 from datamodules.image_tree import ImageFolder
 from datamodules.loaders import ResumableLoader, ShardLoader
-from datamodules.normalisation import NormalizesImages
+from datamodules.normalisation import NormalizesImages, check_normalisation
 from datamodules.position import Position, TrainerPosition
 from datamodules.remote import is_remote
 from datamodules.samples import Source
@@ -32,7 +32,6 @@ from datamodules.split_checks import (
     common_format,
     refuse_labels,
 )
-from datamodules.statistics import check_length
 from datamodules.transforms import Transform, finish_images, normalize
 
 logger = logging.getLogger(__name__)
@@ -133,9 +132,7 @@ class ShardDataModule(NormalizesImages, LightningDataModule):
             for stage, of in (("train", train), ("val", val), ("test", test), ("predict", predict))
         }
         self.pixels = common_format({name: split.transform.pixels for name, split in self.splits.items()})
-        for name, values in (("mean", mean), ("std", std)):
-            if values is not None:
-                check_length(name, values, self.in_chans)
+        check_normalisation(mean, std, self.pixels)
         self._position: Position | None = None
         self._sources: dict[str, Source] = {}
         self._found: dict[str, Source] = {}

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from common.pipes import end_with_the_reader
 from experiments import plan, runner, spec
 from experiments.runs import RunSpec, in_order
 
@@ -57,6 +58,22 @@ def settings(given: argparse.Namespace) -> plan.Settings:
     )
 
 
+def check(given: argparse.Namespace) -> None:
+    """ValueError for what no run can be made with."""
+    for name, least in (("seed", 0), ("jobs", 1), ("threads", 0)):
+        value = getattr(given, name)
+        if value is not None and value < least:
+            raise ValueError(f"--{name} {value}; allowed: {least} and more")
+    for name in ("imagenet", "imagenet_s", "robustness"):
+        root = getattr(given, name)
+        if root and ":" not in root and not Path(root).expanduser().is_dir():  # a URL, or pipe: and a command
+            raise ValueError(f"--{name.replace('_', '-')} {root}: there is no such folder")
+    path = given.checkpoint or ""
+    named = path.endswith((".ckpt", ".pth", ".pt", ".bin", ".safetensors")) and not path.startswith("hf://")
+    if named and not Path(path).expanduser().is_file():
+        raise ValueError(f"--checkpoint {path}: there is no such file")
+
+
 def describe(runs: Sequence[RunSpec], own: Sequence[RunSpec], names: Sequence[str], launch: Sequence[str]) -> str:
     """The runs in order as a shell script; those of ``own``, all of the targets' own, with their index."""
     lines = []
@@ -89,6 +106,7 @@ def draw(names: Sequence[str], asked: plan.Settings) -> list[str]:
 def main(args: Sequence[str]) -> None:
     """See the module's first lines. ValueError where something is wrong, after all that could be made was made."""
     given = parser().parse_args(args)
+    check(given)
     asked = settings(given)
     own = plan.requested(given.targets, asked)
     chosen = own
@@ -100,6 +118,7 @@ def main(args: Sequence[str]) -> None:
         chosen = [own[given.index]]
     runs, launch = in_order(chosen), shlex.split(given.launch)
     if given.dry_run:
+        end_with_the_reader()
         print(describe(runs, own, given.targets, launch))
         return
     demo = all(target.data == "demo" for target in plan.targets(given.targets, asked))

@@ -19,10 +19,11 @@ from heads.linear import pool
 from lightning_modules.feature_cache import cache_features
 from lightning_modules.frozen import FrozenBackboneModule
 from lightning_modules.hparams import global_batch_size, record_hyperparameters
+from lightning_modules.predicted_classes import PredictsClasses
 from lightning_modules.schedules import cosine_schedule
 
 
-class LinearProbe(FrozenBackboneModule):
+class LinearProbe(PredictsClasses, FrozenBackboneModule):
     """Linear classifiers on frozen features, by DINO's protocol.
 
     Heads start at N(0, 0.01) with bias 0 and are trained by SGD with momentum and a cosine per epoch to 0. Training
@@ -38,6 +39,7 @@ class LinearProbe(FrozenBackboneModule):
     """
 
     headline = "val/top1"
+    trained_part = "linear head"
     fixed_on_resume = (
         *FrozenBackboneModule.fixed_on_resume,
         "heads.*.n_last_blocks",
@@ -175,6 +177,14 @@ class LinearProbe(FrozenBackboneModule):
     test_step = validation_step
     on_test_epoch_end = on_validation_epoch_end
 
+    def predict_step(self, batch: dict[str, Any], batch_idx: int) -> dict[str, Any]:
+        """Keys, labels, embeddings; of a trained probe what the head with the best last top-1 takes the images for."""
+        found = super().predict_step(batch, batch_idx)
+        if not self.has_learned:
+            return found
+        best = 0 if len(self.specs) == 1 else self._best_head()
+        return found | self.predicted(self.logits(self.encode(batch["image"]))[best])
+
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         super().on_save_checkpoint(checkpoint)
         checkpoint["probe_history"], checkpoint["probe_readouts"] = self.history, self.readouts
@@ -226,6 +236,10 @@ class LinearProbe(FrozenBackboneModule):
             raise ValueError(f"the probe has no head {name!r}; it has {', '.join(names)}")
         if name is None and len(names) > 1 and not self.history:
             raise ValueError(f"the probe was never validated: say which of its heads, {', '.join(names)}")
-        best = max(range(len(names)), key=lambda i: self.history[-1][i][0]) if len(names) > 1 else 0
+        best = self._best_head() if len(names) > 1 else 0
         index = best if name is None else names.index(name)
         return self.specs[index], self.heads[index]
+
+    def _best_head(self) -> int:
+        """Number of the head with the best last top-1; the first where it was never validated."""
+        return max(range(len(self.specs)), key=lambda i: self.history[-1][i][0]) if self.history else 0

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torchmetrics import SumMetric
 
 from backbones import Backbone, Stream, weights
-from backbones.checkpoints import read
+from backbones.weight_files import read
 from heads import HeadSpec
 from lightning_modules.frozen import FrozenBackboneModule
 from lightning_modules.hparams import record_hyperparameters

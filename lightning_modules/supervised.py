@@ -12,10 +12,11 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from backbones import Backbone
 from lightning_modules.hparams import record_hyperparameters
+from lightning_modules.predicted_classes import PredictsClasses
 from lightning_modules.pretraining import Pretraining
 
 
-class Supervised(Pretraining):
+class Supervised(PredictsClasses, Pretraining):
     """A backbone and a linear classifier trained together: AdamW, cross-entropy, warm-up and cosine per step.
 
     Its checkpoints load into evaluations as DINO's do. Training and validation batches hold ``image`` and ``label``.
@@ -33,6 +34,7 @@ class Supervised(Pretraining):
 
     headline = "val/top1"
     needs_labels = True
+    trained_part = "classifier"
     views = ("probe",)
 
     def __init__(
@@ -84,6 +86,11 @@ class Supervised(Pretraining):
         self.top1.reset()
         self._rows = [{"epoch": self.current_epoch, "top1": top1}]
         self.log("val/top1", top1, prog_bar=True)
+
+    def predict_step(self, batch: dict[str, Any], batch_idx: int) -> dict[str, Any]:
+        """Keys, labels, embeddings; of a trained model what it takes the images for."""
+        found = super().predict_step(batch, batch_idx)
+        return found | self.predicted(self.classifier(found["embedding"])) if self.has_learned else found
 
     def rows(self) -> list[dict[str, Any]]:
         """Top-1 after the last epoch."""

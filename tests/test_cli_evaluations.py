@@ -181,6 +181,26 @@ def test_pictures_are_kept_with_their_maps(shards, tmp_path):
         assert not any(name in ranks for name in ("images", "masks"))
 
 
+@pytest.mark.parametrize("task", ["linear_probe", "supervised"])
+def test_a_trained_classifier_says_what_it_sees(task, shards, tmp_path):
+    """In the names of the data that it learned from; the share that is right is its validation's top-1."""
+    folder = run("fit", task, shards, tmp_path)
+    table = read_results(folder)
+    best = max(row["top1_last"] for row in table["rows"]) if task == "linear_probe" else table["rows"][-1]["top1"]
+    (tmp_path / "out").mkdir()
+    out = run("predict", task, shards, tmp_path / "out", "vim", "--ckpt_path", str(folder / "checkpoints/last.ckpt"))
+    files = [np.load(path) for path in sorted((out / "predictions").glob("*.npz"))]
+    found = {key: np.concatenate([file[key] for file in files]) for key in files[0].files}
+    assert (found["predicted"] == found["logits"].argmax(1)).all() and len(found["key"]) == 20
+    assert (found["predicted"] == found["label"]).mean() == pytest.approx(best)
+    assert (found["predicted_name"][found["predicted"] == found["label"]]
+            == found["class_name"][found["predicted"] == found["label"]]).all()  # fmt: skip
+    assert {*found["predicted_name"]} <= {*table["classes"]}
+    (tmp_path / "bare").mkdir()
+    bare = run("predict", task, shards, tmp_path / "bare")  # nothing was learned: embeddings alone
+    assert "predicted" not in np.load(next((bare / "predictions").glob("*.npz"))).files
+
+
 def test_a_run_cut_short_does_not_replace_complete_results(shards, tmp_path):
     folder = run("fit", "linear_probe", shards, tmp_path)
     whole = (folder / "results.json").read_text()

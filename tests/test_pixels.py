@@ -111,6 +111,9 @@ def test_timms_own_files(tmp_path):
     weights.load(ours, folder / "model.safetensors")
     assert ours.pixels.mean == (0.1, 0.2, 0.3) and ours.pixels.size == (96, 96)
     assert ours.pixels.interpolation == "bilinear" and "config.json" in ours.pixels.source
+    torch.save(ours.state_dict(), folder / "mine.pth")  # of which it does not speak
+    weights.load(ours, folder / "mine.pth")
+    assert ours.pixels is None
 
 
 @pytest.mark.parametrize("suffix", [".pth", ".safetensors", ".ckpt"])

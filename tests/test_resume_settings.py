@@ -94,6 +94,7 @@ REFUSED = {
     "what a head reads": ("linear_probe", "model.init_args.stream", "residual"),
     "classes": ("supervised", "model.init_args.num_classes", "11"),
     "an end that has passed": ("dino", "trainer.max_epochs", "1"),
+    "an end in steps that has passed": ("dino", "trainer.max_steps", "4"),
 }
 
 
@@ -106,6 +107,79 @@ def test_what_cannot_change_is_refused(case, trained, shards, tmp_path, capfd):
     message = refusal(capfd, "fit", task, shards, tmp_path, "vim", flag, value, "--ckpt_path", "auto")
     assert message.startswith("error: ") and key in message and value in message
     assert {path: path.read_bytes() for path in folder.rglob("*.ckpt")} == before
+
+
+def test_names_of_a_runs_own_checkpoints(trained, shards, tmp_path, capfd):
+    folder = trained("dino", tmp_path) / "dino-vim/checkpoints"
+    for name in ("last", "best"):
+        epochs = {"last": "3", "best": "4"}[name]
+        at = torch.load(folder / f"{name}.ckpt", weights_only=True)["global_step"]
+        checkpoint, record = end(
+            run("fit", "dino", shards, tmp_path, "vim", "--trainer.max_epochs", epochs, "--ckpt_path", name)
+        )
+        assert checkpoint["global_step"] == STEPS * int(epochs) > at
+        assert "trainer.max_epochs" in {change["key"] for change in record["changed_on_resume"]}
+    assert not list((tmp_path / "dino-vim").glob("checkpoints-*"))
+    (folder / "best.ckpt").unlink()
+    message = refusal(capfd, "fit", "dino", shards, tmp_path, "vim", "--ckpt_path", "best")
+    assert message.startswith(f"error: ckpt_path=best: there is no best.ckpt in {folder}; name the run")
+    (folder / "last.ckpt").write_bytes(b"PK")
+    message = refusal(capfd, "fit", "dino", shards, tmp_path, "vim", "--ckpt_path", "last")
+    assert "ckpt_path=last" in message and "cannot be used" in message
+
+
+@pytest.mark.parametrize("task", ["linear_probe", "supervised"])
+def test_what_was_never_trained_is_not_scored(task, trained, shards, tmp_path, capfd):
+    for command in ("validate", "test"):
+        message = refusal(capfd, command, task, shards, tmp_path, "vim")
+        assert f"{command} without a checkpoint would score a" in message
+    message = refusal(capfd, "validate", task, shards, tmp_path, "vim", "--trainer.limit_val_batches", "0")
+    assert message == "error: trainer.limit_val_batches=0: nothing would be evaluated"
+    message = refusal(capfd, "validate", task, shards, tmp_path, "vim", "--ckpt_path", "auto")
+    assert message.startswith("error: ckpt_path=auto: there is no whole checkpoint in ")
+    trained(task, tmp_path)
+    run("validate", task, shards, tmp_path, "vim", "--ckpt_path", "last")
+
+
+def test_what_a_backbone_frees_is_taken_in_its_own_folder(trained, shards, tmp_path):
+    trained("dino", tmp_path)
+    extra = ["--trainer.max_epochs", "3", "--model.backbone.init_args.drop_path", "0.1", "--ckpt_path", "auto"]
+    checkpoint, record = end(run("fit", "dino", shards, tmp_path, "vim", *extra))
+    assert checkpoint["global_step"] == 3 * STEPS
+    assert {change["key"].rpartition(".")[2] for change in record["changed_on_resume"]} == {"max_epochs", "drop_path"}
+
+
+def test_a_callbacks_settings_are_those_of_now(shards, tmp_path, caplog):
+    """Lightning restores EarlyStopping's patience with its count."""
+    stop = tmp_path / "stop.yaml"
+
+    def fit(patience, *extra):
+        stop.write_text(
+            "trainer: {callbacks+: [{class_path: EarlyStopping, init_args: "
+            f"{{monitor: train/loss, mode: max, min_delta: 1000.0, patience: {patience}}}}}]}}"
+        )
+        return end(run("fit", "supervised", shards, tmp_path, "vim", "-c", str(stop), *extra))
+
+    checkpoint, _ = fit(1)
+    assert checkpoint["epoch"] == 1
+    checkpoint, record = fit(7, "--trainer.max_epochs", "5", "--ckpt_path", "auto")
+    assert checkpoint["epoch"] == 4
+    (kept,) = (state for name, state in checkpoint["callbacks"].items() if name.startswith("EarlyStopping"))
+    assert kept["patience"] == 7
+    changed = {change["key"]: (change["before"], change["now"]) for change in record["changed_on_resume"]}
+    assert changed["callbacks.EarlyStopping.patience"] == (1, 7)
+    assert "callbacks.EarlyStopping.patience 1 -> 7" in caplog.text
+
+
+def test_a_second_probe_keeps_the_results_of_the_first(trained, shards, tmp_path):
+    folder = trained("linear_probe", tmp_path) / "linear_probe-vim"
+    before = {path.name: path.read_bytes() for path in folder.glob("results.*")}
+    assert "results.json" in before
+    run("fit", "linear_probe", shards, tmp_path, "vim", "--model.heads.lr", "0.5", "--trainer.max_epochs", "1")
+    for name, text in before.items():
+        assert (folder / name.replace("results", "results-1")).read_bytes() == text
+        assert (folder / name).is_file()
+    assert (folder / "checkpoints-1").is_dir()
 
 
 def test_a_head_that_reads_something_else_is_refused():

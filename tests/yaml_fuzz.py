@@ -155,7 +155,7 @@ def shortcoming(code: int, line: str, held: dict[str, Any], asked: dict[str, Any
         return None if different is None else f"ran with {different}={held.get(different)!r}"
     if code == -1:
         return f"uncaught: {line}"
-    if not line.startswith("error: ") or len(line) > 1000:
+    if not line.startswith("error: ") or len(line) > 1000 or line.endswith(":"):
         return f"ends with: {line[:200]}"
     if not any(re.search(rf"\b{re.escape(name)}\b", line) for name in names[-3:]):
         return f"names no key: {line[:300]}"

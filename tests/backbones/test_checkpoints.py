@@ -1,6 +1,10 @@
 """Every published format, on files of the right names and shapes made here."""
 
 import argparse
+import gzip
+import tarfile
+import types
+import zipfile
 
 import numpy as np
 import pytest
@@ -148,6 +152,16 @@ WRAPPINGS = {
     "one of any name": lambda s: {"generator": s, "step": 1},
     "net": under("net."),
     "encoder and head": beside_a_head("encoder."),
+    "fsdp": under("_fsdp_wrapped_module."),
+    "fsdp and checkpointing": lambda s: {"model": under("module._fsdp_wrapped_module._checkpoint_wrapped_module.")(s)},
+    "moco": lambda s: {"state_dict": under("module.encoder_q.")(s) | under("module.encoder_k.")({k: v + 1 for k, v in s.items()})},
+    "moco v3": lambda s: {"state_dict": beside_a_head("module.base_encoder.")(s)},
+    "clip": lambda s: under("visual.trunk.")(s) | {"logit_scale": torch.zeros(1)},
+    "lightly": lambda s: {"pytorch-lightning_version": "2.1", "state_dict": under("student_backbone.")({k: v + 1 for k, v in s.items()}) | under("teacher_backbone.")(s)},
+    "a teacher alone": lambda s: {"pytorch-lightning_version": "2.1", "state_dict": under("teacher.")(s)},
+    "a teacher and a student by name": lambda s: under("student.")({k: v + 1 for k, v in s.items()}) | under("teacher.")(s),
+    "averaged by torch": lambda s: under("module.")(s) | {"n_averaged": torch.tensor(3)},
+    "masked pretraining": lambda s: {"model": s | {"mask_token": torch.zeros(1), "decoder_embed.weight": torch.zeros(2, 2)}},
 }  # fmt: skip
 MODELS = {"vim": vim, "timm": lambda: TimmModel("test_vit4", img_size=64), "a user's": Wrapped}
 
@@ -301,3 +315,79 @@ def test_what_several_names_share_is_exported_under_each(tmp_path):
         weights.load(again, tmp_path / name)
         assert again.state_dict().keys() == model.state_dict().keys()
         assert all(torch.equal(v, model.state_dict()[k]) for k, v in again.state_dict().items())
+
+
+def test_an_average_that_is_not_taken_is_said(tmp_path, caplog):
+    state = vim().state_dict()
+    torch.save({"state_dict": state, "state_dict_ema": state}, tmp_path / "timm.pth")
+    weights.load(vim(), tmp_path / "timm.pth")
+    assert "timm.pth holds state_dict_ema too: weights_key=state_dict_ema takes it" in caplog.text
+    caplog.clear()
+    weights.load(vim(), tmp_path / "timm.pth", "state_dict_ema")
+    assert not caplog.text
+    torch.save({"student": under("module.backbone.")(state)}, tmp_path / "student.pth")
+    with pytest.raises(ValueError, match=r"no network 'teacher'; it holds student: say which by weights_key"):
+        weights.load(vim(), tmp_path / "student.pth")
+
+
+def packed(path, state):
+    torch.save(state, path)
+    return path.read_bytes()
+
+
+FILES = {
+    "gzip": (lambda data: gzip.compress(data), "compressed by gzip: unpack it first"),
+    "a web page": (lambda data: b"\n<!DOCTYPE html><html>Sign in</html>", "a web page"),
+    "git lfs": (lambda data: b"version https://git-lfs.github.com/spec/v1\noid sha256:0", "a pointer of Git LFS"),
+    "empty": (lambda data: b"", "empty: download or copy it again"),
+    "cut": (lambda data: data[: len(data) // 2], "cut short: download or copy it again"),
+    "a picture": (lambda data: b"\x89PNG\r\n", "a picture"),
+    "text": (lambda data: b"hello, this is no checkpoint", "it is no file of PyTorch's"),
+    "hdf5": (lambda data: b"\x89HDF\r\n\x1a\n", "HDF5"),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_what_is_no_file_of_weights_is_told(name, tmp_path):
+    made, said = FILES[name]
+    path = tmp_path / "w.pth"
+    path.write_bytes(made(packed(path, vim().state_dict())))
+    with pytest.raises(ValueError) as error:
+        weights.load(vim(), path)
+    text = str(error.value)
+    assert text.startswith(f"{path} cannot be read as weights: ") and said in text
+    assert "weights_only" not in text and "arbitrary" not in text  # torch's advice is to run what the file says
+
+
+def test_what_would_run_code_is_refused(tmp_path):
+    torch.save({"model": vim().state_dict(), "args": types.SimpleNamespace(lr=1)}, tmp_path / "w.pth")
+    with pytest.raises(ValueError, match=r"beside tensors it holds types.SimpleNamespace, which would run code"):
+        weights.load(vim(), tmp_path / "w.pth")
+    (tmp_path / "w.zip").write_bytes(b"")
+    with zipfile.ZipFile(tmp_path / "w.zip", "w") as archive:
+        archive.writestr("readme", "x")
+    with pytest.raises(ValueError, match="a zip archive of something else"):
+        weights.load(vim(), tmp_path / "w.zip")
+    with tarfile.open(tmp_path / "w.tar", "w") as archive:
+        archive.add(tmp_path / "w.zip", "w")
+    with pytest.raises(ValueError, match="a tar archive"):
+        weights.load(vim(), tmp_path / "w.tar")
+
+
+def test_safetensors_by_content(tmp_path):
+    model = vim()
+    weights.export(model, tmp_path / "w.safetensors")
+    (tmp_path / "w.safetensors").rename(tmp_path / "w.bin")
+    weights.load(vim(), tmp_path / "w.bin")
+    weights.export(model, tmp_path / "w.pth")
+    (tmp_path / "w.pth").rename(tmp_path / "p.safetensors")
+    weights.load(vim(), tmp_path / "p.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [("https://x.y/z.pth", "is a web address: download"), ("", "'' is empty"), (".", "is a folder"), ("no.pth", "is not there")],
+)  # fmt: skip
+def test_sources_that_are_no_file(source, said):
+    with pytest.raises(ValueError, match=said):
+        weights.load(vim(), source)
