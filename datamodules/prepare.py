@@ -25,10 +25,10 @@ from datamodules.image_tree import ImageFolder
 from datamodules.masks import MOST_CLASSES, MaskEncoding
 from datamodules.pixel_format import PixelFormat
 from datamodules.samples import ShardError
-from datamodules.shard_info import INFO_FILES, Scan, relative_name
-from datamodules.shard_names import shard_paths
+from datamodules.shard_info import INFO_FILES, Scan, folder_info, relative_name
+from datamodules.shard_names import refuse_mixed, shard_paths
 from datamodules.shards import ShardSet
-from datamodules.split_writer import enter_split, read_info, write_split
+from datamodules.split_writer import check_split_name, enter_split, read_info, write_split
 from datamodules.statistics import statistics_of
 from datamodules.tree_samples import MaskTree, Policy, TreeSamples, class_list, labelled_images, unlabelled_images
 
@@ -176,8 +176,11 @@ def index(root: str, split: str, pattern: str, overwrite: bool = False, classes:
         overwrite: replace a split of that name.
         classes: list of classes, to be kept beside the shards; see imagefolder.
     """
+    check_split_name(split)
     folder = Path(root).expanduser()
     paths = shard_paths(folder, pattern, "--pattern")
+    known = folder_info(folder, paths)
+    refuse_mixed(pattern, {name: known[name].splits for name in known}, "--pattern")
     info = read_info(folder, split, overwrite)
     names = None if classes is None else read_classes(classes)
     scanned = Scan()

@@ -19,12 +19,13 @@ from datamodules.loaders import ResumableLoader, ShardLoader
 from datamodules.normalisation import NormalizesImages
 from datamodules.position import Position, TrainerPosition
 from datamodules.remote import is_remote
-from datamodules.samples import Source
+from datamodules.samples import ARRAY_FIELD, IMAGE_FIELDS, Source
 from datamodules.shards import ShardSet
 from datamodules.span_plan import EvaluationPlan, TrainPlan
 from datamodules.split_checks import (
     check_channels,
     check_classes,
+    check_images,
     check_labels,
     check_records,
     check_sizes,
@@ -243,7 +244,15 @@ class ShardDataModule(NormalizesImages, LightningDataModule):
         self._check_format()
         check_classes({self._option(split): self.source(split) for split in splits})
         for split in splits:
-            if stage == "predict" or not self.splits[split].transform.labels_required:
+            transform, known = self.splits[split].transform, self.source(split).labels
+            if {*IMAGE_FIELDS, ARRAY_FIELD} & {*transform.fields}:
+                check_images(self.source(split), self._option(split), self.policy == "strict")
+            if stage == "predict" or not transform.labels_required:
+                if known is not None and known.unreadable:
+                    rank_zero_info(
+                        f"data.init_args.{self._option(split)}: the class of {known.unreadable} samples is no number "
+                        f"({known.example}) and counts as none"
+                    )
                 continue
             if getattr(module, "needs_labels", True):
                 check_labels(self.source(split), self._option(split), count, self.policy == "strict")
