@@ -122,7 +122,7 @@ class TreeSamples:
         """A webdataset sample; None, counted, for a file that policy ``skip`` leaves out."""
         try:
             if self.pixels.plain and path.suffix.lower() != ".npy":
-                image = read_image(path, self.rules, self.tally)
+                image = read_image(path, self.rules, self.tally, self.policy == "strict")
             else:
                 image, found = read_channels(path, self.pixels, self.tally)
             mask = {} if masks is None else {"mask.png": masks.member(path, image, self.tally)}
