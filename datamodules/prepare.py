@@ -195,7 +195,8 @@ def statistics(
     """Mean and std of every channel over all pixels of some shards, or of a folder of images.
 
     They are printed as YAML for a configuration. Where ``_info.json`` lists the shards as one split, they are kept
-    there, and runs on other than ordinary images take them from it. Give the training split's.
+    there, and runs on other than ordinary images take them from it; of a folder of images nothing is kept, and they are
+    printed as options too. Give the training split's.
 
     Args:
         root: folder with the shards.
@@ -205,6 +206,8 @@ def statistics(
     folder, form = Path(root).expanduser(), PixelFormat(channels, bits, pages=pages)
     if shards and (folder / shards).is_dir():
         found = statistics_of(ImageFolder(folder / shards, "shards", form), form)
+        options = " ".join(f"--data.{name} '{json.dumps(found[name])}'" for name in ("mean", "std"))
+        logger.info("not kept, as nothing is written into a folder of images; pass to runs on it: %s", options)
     else:
         source = ShardSet.find(folder, shards, "shards")
         found = statistics_of(source, form)

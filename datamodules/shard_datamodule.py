@@ -10,12 +10,13 @@ from typing import Any, Literal, Protocol
 
 import torch
 from lightning.pytorch import LightningDataModule
-from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
 from datamodules.dataset import Policy, ShardDataset
 from datamodules.image_tree import ImageFolder
 from datamodules.loaders import ResumableLoader, ShardLoader
+from datamodules.masks import odd_ids
 from datamodules.normalisation import NormalizesImages
 from datamodules.position import Position, TrainerPosition
 from datamodules.remote import is_remote
@@ -138,6 +139,7 @@ class ShardDataModule(NormalizesImages, LightningDataModule):
             if values is not None:
                 check_length(name, values, self.in_chans)
         self._position: Position | None = None
+        self._masks_looked_at = False
         self._sources: dict[str, Source] = {}
         self._found: dict[str, Source] = {}
 
@@ -352,6 +354,12 @@ class ShardDataModule(NormalizesImages, LightningDataModule):
             if wrong is not None:
                 where = f"sample {batch.get('key', [''])[wrong]!r} in shard {batch.get('shard', [''])[wrong]}"
                 refuse_labels(int(labels.min()), int(labels.max()), count, where)
+        if not self._masks_looked_at and isinstance(batch, dict) and len(masks := batch.get("mask", ())):
+            self._masks_looked_at = True
+            ignored = getattr(module, "ignore_index", -1)
+            odd = next((odd for mask in masks if (odd := odd_ids(mask[mask != ignored].numpy()))), None)
+            if odd is not None:
+                rank_zero_warn(f"data: there are masks {odd}")
         return batch
 
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
