@@ -180,7 +180,7 @@ def index(root: str, split: str, pattern: str, overwrite: bool = False, classes:
     folder = Path(root).expanduser()
     paths = shard_paths(folder, pattern, "--pattern")
     known = folder_info(folder, paths)
-    refuse_mixed(pattern, {name: known[name].splits for name in known}, "--pattern")
+    refuse_mixed(pattern, {name: known[name].splits for name in known}, "--pattern", folder)
     info = read_info(folder, split, overwrite)
     names = None if classes is None else read_classes(classes)
     scanned = Scan()

@@ -3,6 +3,7 @@
 import copy
 import logging
 import os
+import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -321,10 +322,14 @@ class ShardDataModule(NormalizesImages, LightningDataModule):
 
     def predict_dataloader(self) -> Any:
         """Those of ``val`` where nothing else was given."""
+        # batches name their samples by key, so nobody asks Lightning for their numbers
+        warnings.filterwarnings("ignore", f"Couldn't infer the batch indices.*{ShardLoader.__name__}")
         return self._evaluation("predict" if self._stages["predict"] else "val", labels_required=False)
 
     def _evaluation(self, stage: Stage, labels_required: bool = True) -> ShardLoader | list[ShardLoader]:
         loaders = [self._evaluation_loader(split, True, labels_required) for split in self._stages[stage]]
+        if not loaders:
+            warnings.filterwarnings("ignore", "Total length of `list` across ranks is zero")
         return loaders[0] if self._stages[stage] == [stage] else loaders
 
     def _evaluation_loader(self, split: str, persistent: bool = True, labels_required: bool = True) -> ShardLoader:

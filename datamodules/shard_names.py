@@ -9,7 +9,9 @@ import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
+from glob import escape
 from pathlib import Path
+from posixpath import join, normpath
 
 from braceexpand import braceexpand
 
@@ -127,7 +129,7 @@ def named(pattern: str) -> set[str]:
     return {part for part in braceexpand(pattern) if not set(part) & set("*?[")}
 
 
-def refuse_mixed(pattern: str, splits: Mapping[str, Sequence[str]], option: str) -> None:
+def refuse_mixed(pattern: str, splits: Mapping[str, Sequence[str]], option: str, folder: Path | None = None) -> None:
     """ShardError where a pattern takes shards of several splits and does not name them all.
 
     A split is named by a part of the pattern (between braces' alternatives) that has its name in it as a word, or that
@@ -137,8 +139,11 @@ def refuse_mixed(pattern: str, splits: Mapping[str, Sequence[str]], option: str)
         pattern: see above.
         splits: of shards by their names, paths from the root; those that the pattern does not mean have no say.
         option: the configuration key that holds the pattern, for messages.
+        folder: the root, for patterns that lead out of it; None for a remote one.
     """
-    of = {name: set(splits[name]) for name in matching(splits, pattern) if splits[name]}
+    parts = list(braceexpand(pattern))
+    means = {part: _meant(part, [name for name in splits if splits[name]], folder) for part in parts}
+    of = {name: set(splits[name]) for names in means.values() for name in names}
     if not of or set.intersection(*of.values()):  # one split holds them all, whatever others do
         return
     members: dict[str, list[str]] = {}
@@ -146,13 +151,13 @@ def refuse_mixed(pattern: str, splits: Mapping[str, Sequence[str]], option: str)
         for split in sorted(of[name]):
             members.setdefault(split, []).append(name)
     meant: set[str] = set()
-    for part in braceexpand(pattern):
-        here = {split for name in matching(of, part) for split in of[name]}
+    for part in parts:
+        here = {split for name in means[part] for split in of[name]}
         meant |= here if len(here) == 1 else {split for split in here if _names(part, split)}
     if not members.keys() - meant:
         return
     counts = ", ".join(f"{split} ({len(names)})" for split, names in members.items())
-    if set(braceexpand(pattern)) <= {"*.tar", "**/*.tar", "*", "**/*"}:
+    if {*parts} <= {"*.tar", "**/*.tar", "*", "**/*"}:
         logger.warning("%s=%r takes the shards of several splits together: %s", option, pattern, counts)
         return
     each = {split: _exactly(names) for split, names in members.items()}
@@ -166,6 +171,15 @@ def refuse_mixed(pattern: str, splits: Mapping[str, Sequence[str]], option: str)
         f"{option}={pattern!r} takes shards of several splits, which _info.json tells apart: {counts}; name those that "
         f"are meant{such_as}"
     )
+
+
+def _meant(part: str, names: Iterable[str], folder: Path | None) -> list[str]:
+    """Those of some names, paths from the root, that a part of a pattern means, wherever it leads."""
+    if folder is None:
+        return [name for name in names if _matches(name.split("/"), part.split("/"))]
+    root = folder.absolute().as_posix()
+    wanted = normpath(join(escape(root), part)).split("/")
+    return [name for name in names if _matches(normpath(join(root, name)).split("/"), wanted)]
 
 
 def _names(part: str, split: str) -> bool:

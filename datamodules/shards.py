@@ -79,8 +79,7 @@ class ShardSet(Source):
         _refuse_missing(matching(announced, pattern) | spelt_out, there, folder, option)
         infos = shard_infos(folder, paths)
         splits = {relative_name(path, folder): info.splits for path, info in zip(paths, infos, strict=True)}
-        absolute = {path.absolute().as_posix(): info.splits for path, info in zip(paths, infos, strict=True)}
-        refuse_mixed(pattern, splits | absolute, f"data.init_args.{option}")
+        refuse_mixed(pattern, splits, f"data.init_args.{option}", folder)
         _refuse_nothing(paths, infos, folder, option)
         return cls(paths, [info.length for info in infos], labels=joined_labels(infos))
 
