@@ -46,7 +46,7 @@ def decode(data: bytes, what: str, pixels: PixelFormat) -> np.ndarray:
     except ShardError:
         raise
     except Exception as error:  # readers raise anything on damaged files
-        kind = other_kind(data)
+        kind = None if data.startswith(ARRAY) else other_kind(data)
         found = f"is {kind[0]}; {kind[1]}" if kind else f"cannot be read ({type(error).__name__}: {error}); replace it"
         raise ShardError(f"{what} {found}, or leave it out by policy skip") from None
     return checked(found, what, pixels)
