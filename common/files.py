@@ -28,9 +28,9 @@ def written_aside(path: Path) -> Iterator[Path]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """A text file, in UTF-8."""
+    """A text file, in UTF-8; of file names in another encoding, the bytes that it lacks are written as escapes."""
     with written_aside(path) as aside:
-        aside.write_text(text, encoding="utf-8")
+        aside.write_text(text, encoding="utf-8", errors="backslashreplace")
 
 
 def write_json(path: Path, value: object) -> None:

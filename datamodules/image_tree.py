@@ -10,22 +10,24 @@ from datamodules.channel_files import SUFFIXES, folder_member
 from datamodules.folders import files_below, is_litter
 from datamodules.image_files import IMAGE_SUFFIXES, PixelRules, read_image
 from datamodules.labels import folder_labels
+from datamodules.layout_names import is_notes, no_classes, odd_among
 from datamodules.pixel_format import RGB, PixelFormat
 from datamodules.samples import Labels, RawSample, ShardError, Source, labels_of
 from datamodules.tally import Tally, some
 
 logger = logging.getLogger(__name__)
 
-SPLITS = {"train", "training", "val", "valid", "validation", "test", "testing"}
-"""Names of folders that hold class folders and are none."""
 
-
-def class_folders(root: Path, suffixes: Sequence[str] = IMAGE_SUFFIXES) -> list[Path]:
+def class_folders(
+    root: Path, suffixes: Sequence[str] = IMAGE_SUFFIXES, tally: Tally | None = None, listed: Sequence[str] = ()
+) -> list[Path]:
     """The class folders of a tree, sorted as text.
 
     Args:
         root: the tree.
         suffixes: endings of files that are taken for images.
+        tally: counts folders whose names are seldom classes'.
+        listed: names that are known to be classes'.
 
     Raises:
         ShardError: where there are none, or images beside them, which would have no class, or the folders are splits.
@@ -44,11 +46,14 @@ def class_folders(root: Path, suffixes: Sequence[str] = IMAGE_SUFFIXES) -> list[
             f"images beside the class folders of {root} have no class ({len(loose)}: {some(loose)}); move "
             f"them into one, {unlabelled}"
         )
-    if {folder.name.lower() for folder in folders} <= SPLITS:
+    names = [folder.name for folder in folders if folder.name not in listed]
+    if names and (why := no_classes(names)):
         raise ShardError(
-            f"the folders of {root}, {some([f.name for f in folders])}, are splits and no classes; take one of them: "
-            f"{folders[0]}"
+            f"the folders of {root}, {some(names)}, {why}; if they are classes, say so by a list of them, --classes"
         )
+    for name in odd_among(names):
+        if tally is not None:
+            tally.add("folders that are called like a split, or like what belongs to images, taken for classes", name)
     return folders
 
 
@@ -88,6 +93,13 @@ def class_images(
     if not found and not may_be_empty:
         raise ShardError(f"class folder {folder} is empty; fill or remove it")
     return found
+
+
+def count_notes(root: Path, images: Sequence[Path], tally: Tally) -> None:
+    """Counts images that stand in folders of masks or labels, and are read all the same."""
+    for path in images:
+        if any(is_notes(part) for part in path.relative_to(root).parts[:-1]):
+            tally.add("images in folders of masks or the like, taken for images", path.relative_to(root))
 
 
 class ImageTree(Source):
@@ -158,6 +170,7 @@ class ImageFolder(ImageTree):
         tally = Tally()
         suffixes = IMAGE_SUFFIXES if pixels.plain else SUFFIXES
         images = class_images(root, tally, strict=False, may_be_empty=True, suffixes=suffixes)
+        count_notes(root, images, tally)
         _report(root, tally)
         if not images:
             raise ShardError(f"data.init_args.{option}: {root} holds no image; wanted one of {', '.join(suffixes)}")

@@ -26,10 +26,10 @@ from datamodules.image_tree import ImageFolder
 from datamodules.masks import MOST_CLASSES, MaskEncoding
 from datamodules.pixel_format import PixelFormat
 from datamodules.samples import ShardError
-from datamodules.shard_info import INFO_FILES, Scan, relative_name
-from datamodules.shard_names import shard_paths
+from datamodules.shard_info import INFO_FILES, Scan, folder_info, relative_name
+from datamodules.shard_names import refuse_mixed, shard_paths
 from datamodules.shards import ShardSet
-from datamodules.split_writer import enter_split, read_info, write_split
+from datamodules.split_writer import check_split_name, enter_split, read_info, write_split
 from datamodules.statistics import statistics_of
 from datamodules.tree_samples import MaskTree, Policy, TreeSamples, class_list, labelled_images, unlabelled_images
 
@@ -177,8 +177,11 @@ def index(root: str, split: str, pattern: str, overwrite: bool = False, classes:
         overwrite: replace a split of that name.
         classes: list of classes, to be kept beside the shards; see imagefolder.
     """
+    check_split_name(split)
     folder = Path(root).expanduser()
     paths = shard_paths(folder, pattern, "--pattern")
+    known = folder_info(folder, paths)
+    refuse_mixed(pattern, {name: known[name].splits for name in known}, "--pattern", folder)
     info = read_info(folder, split, overwrite)
     names = None if classes is None else read_classes(classes)
     scanned = Scan()
@@ -193,7 +196,8 @@ def statistics(
     """Mean and std of every channel over all pixels of some shards, or of a folder of images.
 
     They are printed as YAML for a configuration. Where ``_info.json`` lists the shards as one split, they are kept
-    there, and runs on other than ordinary images take them from it. Give the training split's.
+    there, and runs on other than ordinary images take them from it; of a folder of images nothing is kept, and they are
+    printed as options too. Give the training split's.
 
     Args:
         root: folder with the shards.
@@ -203,6 +207,8 @@ def statistics(
     folder, form = Path(root).expanduser(), PixelFormat(channels, bits, pages=pages)
     if shards and (folder / shards).is_dir():
         found = statistics_of(ImageFolder(folder / shards, "shards", form), form)
+        options = " ".join(f"--data.{name} '{json.dumps(found[name])}'" for name in ("mean", "std"))
+        logger.info("not kept, as nothing is written into a folder of images; pass to runs on it: %s", options)
     else:
         source = ShardSet.find(folder, shards, "shards")
         found = statistics_of(source, form)

@@ -14,9 +14,9 @@ from datamodules.channel_files import SUFFIXES, read_channels
 from datamodules.classes import CLASSES_FILE, alike_names, differ, numbers_of, read_classes
 from datamodules.decoding import mask_ids
 from datamodules.image_files import IMAGE_SUFFIXES, ORIENTATION, ImageBytes, PixelRules, read_image
-from datamodules.image_tree import class_folders, class_images
+from datamodules.image_tree import class_folders, class_images, count_notes
 from datamodules.labels import folder_labels, synset_list
-from datamodules.masks import MaskEncoding, index_png
+from datamodules.masks import MaskEncoding, index_png, odd_ids
 from datamodules.pixel_format import RGB, PixelFormat
 from datamodules.samples import ShardError
 from datamodules.shard_info import INFO_FILES
@@ -60,6 +60,8 @@ class MaskTree:
         mask = self.paths[path.stem]
         data = mask.read_bytes()
         ids = mask_ids(data, f"mask {mask}", self.encoding, self.largest, "--mask_encoding")
+        if odd := odd_ids(ids):
+            tally.add(f"masks {odd}", mask.name)
         size = ids.shape[1], ids.shape[0]
         if image.turned and size == image.stored:
             tally.add("masks turned with their images", path.name)
@@ -122,7 +124,7 @@ class TreeSamples:
         """A webdataset sample; None, counted, for a file that policy ``skip`` leaves out."""
         try:
             if self.pixels.plain and path.suffix.lower() != ".npy":
-                image = read_image(path, self.rules, self.tally)
+                image = read_image(path, self.rules, self.tally, self.policy == "strict")
             else:
                 image, found = read_channels(path, self.pixels, self.tally)
             mask = {} if masks is None else {"mask.png": masks.member(path, image, self.tally)}
@@ -196,7 +198,7 @@ def labelled_images(
         classes: a list that is there already.
         source: where it comes from, for messages.
     """
-    folders = class_folders(root, samples.suffixes)
+    folders = class_folders(root, samples.suffixes, samples.tally, classes or ())
     names = [folder.name for folder in folders]
     for path in root.iterdir():
         if not path.is_dir():
@@ -242,4 +244,5 @@ def unlabelled_images(root: Path, samples: TreeSamples) -> Images:
     found = class_images(root, samples.tally, samples.policy == "strict", True, samples.suffixes)
     if not found:
         raise ShardError(f"{root} holds no image")
+    count_notes(root, found, samples.tally)
     return [(path, None) for path in found]

@@ -1,12 +1,14 @@
 """Images that are not 8-bit RGB, from files to scores and pictures; and what is declared wrong, before the first step."""
 
 import json
+import re
+import shlex
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from datamodules.prepare import imagefolder, imagenet_s
+from datamodules.prepare import imagefolder, imagenet_s, statistics
 from tests.tiny_runs import CONFIGS, run
 
 VIT = (
@@ -108,6 +110,29 @@ def last_error(capsys, command, task, shards, out, *extra):
         run(command, task, shards, out, "vit", *extra)
     assert not list(out.glob("*/checkpoints"))
     return capsys.readouterr().err.strip().splitlines()[-1]
+
+
+def test_statistics_of_a_folder_are_options_to_paste(kinds, tmp_path, capsys, caplog):
+    """Nothing is kept beside images, so the message promises nothing that does not hold."""
+    channels, bits, root, _ = kinds
+    if (channels, bits) == (3, 8):
+        pytest.skip("needs none")
+    folder = [
+        *backbone(tmp_path, channels), *declared(channels, bits), "-c", str(CONFIGS / "data/unlabelled.yaml"),
+        "--data.root", str(root / "train"), "--data.train_shards", ".", "--data.num_workers", "0",
+        "--trainer.max_epochs", "1",
+    ]  # fmt: skip
+    before = sorted((root / "train").rglob("*"))
+    last = last_error(capsys, "fit", "dino", root, tmp_path, *folder)
+    command = re.search(
+        r"statistics --root (\S+) --shards (\S+) --channels (\d+) --bits (\d+) prints them as the", last
+    )
+    assert command and "nothing is written into a folder of images" in last
+    with caplog.at_level("INFO"):
+        statistics(command[1], command[2], int(command[3]), int(command[4]))
+    options = shlex.split(re.search(r"pass to runs on it: (.*)", caplog.text)[1])
+    assert (run("fit", "dino", root, tmp_path, "vit", *folder, *options) / "checkpoints/last.ckpt").exists()
+    assert sorted((root / "train").rglob("*")) == before
 
 
 START = {
