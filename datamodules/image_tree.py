@@ -12,7 +12,7 @@ from datamodules.image_files import IMAGE_SUFFIXES, PixelRules, read_image
 from datamodules.labels import folder_labels
 from datamodules.layout_names import is_notes, no_classes, odd_among
 from datamodules.pixel_format import RGB, PixelFormat
-from datamodules.samples import Labels, RawSample, ShardError, Source, labels_of
+from datamodules.samples import Labels, RawSample, ShardError, Source, labels_of, no_folder
 from datamodules.tally import Tally, some
 
 logger = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ def class_folders(
         ShardError: where there are none, or images beside them, which would have no class, or the folders are splits.
     """
     if not root.is_dir():
-        raise ShardError(f"no folder {root}")
+        raise ShardError(no_folder(root))
     inside = [path for path in root.iterdir() if not is_litter(path.name)]
     folders = sorted(path for path in inside if path.is_dir())
     loose = sorted(path.name for path in inside if not path.is_dir() and path.suffix.lower() in suffixes)
@@ -166,7 +166,7 @@ class ImageFolder(ImageTree):
         self.pixels = pixels
         root = Path(root).expanduser()
         if not root.is_dir():
-            raise ShardError(f"no folder {root}, which data.init_args.{option} names")
+            raise ShardError(f"{no_folder(root)}, which data.init_args.{option} names")
         tally = Tally()
         suffixes = IMAGE_SUFFIXES if pixels.plain else SUFFIXES
         images = class_images(root, tally, strict=False, may_be_empty=True, suffixes=suffixes)

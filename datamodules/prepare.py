@@ -38,6 +38,14 @@ logger = logging.getLogger(__name__)
 __all__ = ["demo", "demo_robustness", "imagefolder", "imagenet_s", "index", "statistics", "write_split"]
 
 
+def _apart(out: str, root: Path) -> Path:
+    """The folder for the shards. ValueError where it lies among the images, where the next look would find shards."""
+    folder = Path(out)
+    if root.resolve() in (folder.resolve(), *folder.resolve().parents):
+        raise ValueError(f"--out {out} lies inside the images' folder {root}: give a folder beside it")
+    return folder
+
+
 def imagefolder(
     src: str, out: str, split: str, samples_per_shard: int = 1251, shuffle: bool = True, seed: int = 0,
     numbering: Literal["sorted", "folder"] = "sorted", overwrite: bool = False, classes: str | None = None,
@@ -69,7 +77,7 @@ def imagefolder(
         bits: 8, 16, or 32 for floats.
         pages: of a TIFF file with several: ``one`` refuses it, ``bands`` takes each as a channel.
     """
-    root, folder = Path(src).expanduser(), Path(out)
+    root, folder = Path(src).expanduser(), _apart(out, Path(src).expanduser())
     names = None
     samples = TreeSamples(root, pixels, policy, _format(channels, bits, pages))
     if unlabelled:
@@ -118,7 +126,8 @@ def imagenet_s(
         largest_id: highest id beside 1000: 919, 300 or 50.
         channels, bits, pages: see imagefolder.
     """
-    root, folder = Path(src).expanduser() / split, Path(out)
+    root = Path(src).expanduser() / split
+    folder = _apart(out, root)
     samples = TreeSamples(root, pixels, policy, _format(channels, bits, pages))
     images, names = labelled_images(
         root, samples, "sorted", class_list(folder, split, classes, overwrite), classes or str(folder / CLASSES_FILE)

@@ -26,6 +26,11 @@ class ShardError(ValueError):
     """Something is wrong with a shard or a sample in it; the message names it and the remedy."""
 
 
+def no_folder(path: Path) -> str:
+    """In words, that a path is none."""
+    return f"{path} is a file and no folder" if path.is_file() else f"no folder {path}"
+
+
 class Sample(NamedTuple):
     """Where a sample's members lie in its shard."""
 

@@ -17,7 +17,7 @@ from braceexpand import braceexpand
 
 from datamodules.folders import folders_below
 from datamodules.image_files import IMAGE_SUFFIXES
-from datamodules.samples import ShardError
+from datamodules.samples import ShardError, no_folder
 from datamodules.shard_index import COMPRESSED
 from datamodules.tally import some
 
@@ -36,7 +36,7 @@ def shard_paths(folder: Path, pattern: str, option: str) -> list[Path]:
         option: the configuration key that holds the pattern, for messages.
     """
     if not folder.is_dir():
-        raise ShardError(f"no folder {folder}: set data.init_args.root to the folder that holds the shards")
+        raise ShardError(f"{no_folder(folder)}: set data.init_args.root to the folder that holds the shards")
     if not pattern:
         raise ShardError(f"{option} is empty; name shards in {folder}, such as 'train-*.tar'")
     paths = {path for part in braceexpand(pattern) for path in _glob(folder, part)}

@@ -18,7 +18,7 @@ from datamodules.image_tree import class_folders, class_images, count_notes
 from datamodules.labels import folder_labels, synset_list
 from datamodules.masks import MaskEncoding, index_png, odd_ids
 from datamodules.pixel_format import RGB, PixelFormat
-from datamodules.samples import ShardError
+from datamodules.samples import ShardError, no_folder
 from datamodules.shard_info import INFO_FILES
 from datamodules.statistics import Statistics
 from datamodules.tally import Tally, some
@@ -240,7 +240,7 @@ def _refuse_numbers(root: Path, names: list[str]) -> None:
 def unlabelled_images(root: Path, samples: TreeSamples) -> Images:
     """Every image below a folder, without class. ShardError where there is none."""
     if not root.is_dir():
-        raise ShardError(f"no folder {root}")
+        raise ShardError(no_folder(root))
     found = class_images(root, samples.tally, samples.policy == "strict", True, samples.suffixes)
     if not found:
         raise ShardError(f"{root} holds no image")
