@@ -22,6 +22,7 @@ from torch import Tensor
 from backbones.ops import traceable
 from backbones.ops.recompute import keeps
 from backbones.ops.tracing import counted, is_traced, without_autocast
+from common.derivatives import differentiated_again, gradients
 from common.precision import at_least_float32
 
 BACKENDS = ("auto", "torch", "recurrent", "mamba_ssm")
@@ -136,9 +137,10 @@ class _MaskedProduct(torch.autograd.Function):
         return y if D is None else torch.addcmul(y, x, D[:, None, None].to(x.dtype))
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx, dy: Tensor):  # type: ignore[override]
         x, dt, cum, B, C, D, y, *kept = ctx.saved_tensors
+        if differentiated_again(dy):
+            return *gradients(traceable.masked_product, (x, dt, cum, B, C, D), dy), None
         xdt, *kept = kept or ((x * dt[..., None]).to(x.dtype),)
         dy = dy.contiguous()
         low = x.dtype != cum.dtype
@@ -253,7 +255,7 @@ def _mamba_ssm(
             )
         return None
     try:
-        return kernel(x, dt.float(), A.float(), B, C, chunk_size=chunk_size, D=D)
+        y = kernel(x, dt.float(), A.float(), B, C, chunk_size=chunk_size, D=D)
     except Exception as error:
         if strict or isinstance(error, torch.OutOfMemoryError):
             raise
@@ -264,6 +266,19 @@ def _mamba_ssm(
             stacklevel=3,
         )
         return None
+    if (
+        y.requires_grad and not torch.compiler.is_compiling()
+    ):  # its backward pass is kernels, whose results autograd would take for constants
+        y.register_hook(_refuse_second_derivatives)
+    return y
+
+
+def _refuse_second_derivatives(grad: Tensor) -> None:
+    if differentiated_again(grad):
+        raise RuntimeError(
+            "mamba-ssm's kernel has no second derivatives (create_graph) and none of batches (is_grads_batched); "
+            "set the backbone's backend to 'torch', which has"
+        )
 
 
 def ssd(
