@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 def differentiated_again(grad: Tensor) -> bool:
-    """Within ``backward``: whether what it gives will be differentiated (``create_graph``), or ``grad`` is many at once.
+    """Within ``backward``: whether its result will be differentiated (``create_graph``) or ``grad`` is many at once.
 
     The latter is vmap around the backward pass (``is_grads_batched``), which sees PyTorch's operations alone.
     torch.compile takes first derivatives only, and says so itself.

@@ -23,7 +23,7 @@ FAMILIES = {
 MAMBA2 = ("vim", "mambar")
 CASES = [
     *(
-        pytest.param(family, {"backend": b}, marks=[pytest.mark.slow] if (family, b) == ("mambar", "triton") else [])
+        pytest.param(family, {"backend": b}, marks=[pytest.mark.slow] if b == "triton" else [])
         for family in MAMBA2
         for b in ("auto", "torch", "recurrent", *KERNELS)
     ),
@@ -123,7 +123,8 @@ def test_rows_of_the_jacobian_at_once(family, options):
     torch.testing.assert_close(at_once, torch.stack([row for (row,) in rows]), atol=1e-6, rtol=1e-4)
 
 
-def randn(*shape, generator=torch.Generator().manual_seed(0)):
+def randn(*shape, seed=0):
+    generator = torch.Generator().manual_seed(seed)
     return torch.randn(*shape, generator=generator, dtype=torch.float64).requires_grad_()
 
 
@@ -140,7 +141,7 @@ def test_scan(chunk_size, counted):
     def scan(x, dt, A, B, C, D):
         return ssd(x, dt.exp(), -A.exp(), B, C, D, chunk_size, "torch")
 
-    inputs = randn(2, 5, 2, 3), randn(2, 5, 2), randn(2), randn(2, 5, 1, 2), randn(2, 5, 1, 2), randn(2)
+    inputs = randn(2, 5, 2, 3), randn(2, 5, 2), randn(2), randn(2, 5, 1, 2), randn(2, 5, 1, 2, seed=1), randn(2)
     with FlopCounterMode(display=False) if counted else nullcontext():
         assert torch.autograd.gradgradcheck(scan, inputs, fast_mode=True)
 
@@ -172,7 +173,7 @@ def test_of_mamba_ssm_they_are_refused(monkeypatch):
     x, dt, A, B = randn(1, 3, 2, 2), randn(1, 3, 2), randn(2), randn(1, 3, 1, 2)
     y = ssd(x, dt, A, B, B, backend="mamba_ssm").square().sum()
     torch.autograd.grad(y, x, retain_graph=True)
-    with pytest.raises(RuntimeError, match="no second derivatives .* set the backbone's backend to 'torch'"):
+    with pytest.raises(RuntimeError, match=r"no second derivatives .* set the backbone's backend to 'torch'"):
         torch.autograd.grad(y, x, create_graph=True)
 
 
