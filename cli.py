@@ -31,7 +31,7 @@ EXAMPLE = """\
 
 def description(name: str) -> str:
     """The first line of a configuration's leading comment."""
-    found = re.match(r"#\s*(.*)", (configs.ROOT / name).read_text())
+    found = re.match(r"#\s*(.*)", (configs.ROOT / name).read_text(encoding="utf-8"))
     return textwrap.shorten(found[1], 88, placeholder=" …") if found else ""
 
 
