@@ -72,7 +72,8 @@ class BidirectionalMamba1(nn.Module):
             dt = at_least_float32(F.linear(low, dt_proj.weight)) + dt_proj.bias
         else:
             dt = at_least_float32(dt_proj(low))
-        return SelectiveInputs(x, F.softplus(dt), -getattr(self, f"A{end}_log").exp(), B, C, getattr(self, f"D{end}"))
+        A = -at_least_float32(getattr(self, f"A{end}_log")).exp()
+        return SelectiveInputs(x, F.softplus(dt), A, B, C, getattr(self, f"D{end}"))
 
     def scan(self, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The gate z and the outputs of both scans before gating, (B, L, inner) each and in the order of u."""

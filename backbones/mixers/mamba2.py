@@ -133,7 +133,7 @@ class BidirectionalMamba2(nn.Module):
         state = self.ngroups * self.d_state
         x, B, C = xBC.split([self.inner, state, state], -1)
         heads, groups = (self.heads, self.headdim), (self.ngroups, self.d_state)
-        dt, A = F.softplus(dt + dt_bias), -A_log.exp()
+        dt, A = F.softplus(dt + dt_bias), -at_least_float32(A_log).exp()
         return ScanInputs(x.unflatten(-1, heads), dt, A, B.unflatten(-1, groups), C.unflatten(-1, groups), D)
 
     @property

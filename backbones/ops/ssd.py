@@ -173,10 +173,11 @@ class _MaskedProduct(torch.autograd.Function):
         assert dxdt is not None
         if not low:
             dcum = (dy * y).sum(-1) - (xdt * dxdt).sum(-1)
-        ddt = (x * dxdt).sum(-1, dtype=dt.dtype)
+        # of long sums that nearly cancel: rounded products would not
+        ddt = (at_least_float32(dxdt) * x).sum(-1).to(dt.dtype)
         dx, dD = (dxdt * dt[..., None]).to(x.dtype), None
         if D is not None:
-            dD = (dy * x).sum((0, 2, 3), dtype=D.dtype)
+            dD = (at_least_float32(dy) * x).sum((0, 2, 3)).to(D.dtype)
             dx.addcmul_(dy, D[:, None, None].to(x.dtype))
         return dx, ddt, dcum, dB, dC, dD, None
 
@@ -334,7 +335,7 @@ def _computed(
         if y is not None:
             return y
     with without_autocast(x.device.type):
-        dt, A = at_least_float32(dt), at_least_float32(A)
+        dt, A, D = at_least_float32(dt), at_least_float32(A), None if D is None else at_least_float32(D)
         B, C = B.to(x.dtype), C.to(x.dtype)
         one_chunk = x.shape[1] <= chunk_size
         y = _quadratic(x, dt, A, B, C, D) if one_chunk else _chunked(x, dt, A, B, C, D, chunk_size)
