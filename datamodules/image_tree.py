@@ -141,7 +141,7 @@ class ImageTree(Source):
         else:
             field, data = folder_member(path, self.pixels)
         members = {field: data} | ({} if label is None else {"cls": str(label).encode()})
-        return RawSample(str(self.root), str(path.relative_to(self.root)), members)
+        return RawSample(str(self.root), path.relative_to(self.root).as_posix(), members)
 
     def look_ahead(self, indices: np.ndarray) -> None:
         """Nothing has to be fetched."""

@@ -223,7 +223,7 @@ def statistics(
         found = statistics_of(source, form)
         names = {relative_name(Path(path), folder) for path in source.paths}
         path = folder / INFO_FILES[0]
-        info = json.loads(path.read_text()) if path.is_file() else {"splits": {}}
+        info = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {"splits": {}}
         for name, split in info["splits"].items():
             if set(split["filenames"]) == names:
                 split |= {"pixels": form.record(), "statistics": found}
@@ -262,8 +262,8 @@ def demo_robustness(out: str, per_class: int = 20) -> None:
             path.write_bytes(_png(image))
             if split == "real":
                 answers.append([[label], [label, (label + 1) % len(CLASSES)], []][min(2, number % 10 // 4)])
-    (aside / "real.json").write_text(json.dumps(answers))
-    (aside / "classes.txt").write_text("\n".join(names))
+    (aside / "real.json").write_text(json.dumps(answers), encoding="utf-8")
+    (aside / "classes.txt").write_text("\n".join(names), encoding="utf-8")
     aside.rename(folder)
     logger.info("robustness sets under %s", folder)
 

@@ -12,6 +12,7 @@ from collections.abc import Container, Sequence
 from pathlib import Path
 from typing import IO
 
+from common.files import read_at
 from datamodules.folders import is_litter
 from datamodules.samples import ARRAY_FIELD, IMAGE_FIELDS, LARGEST, Labels, Sample, ShardError, labels_of, split_member
 from datamodules.tally import SHOWN, Tally, some
@@ -83,7 +84,7 @@ def shard_labels(path: Path, samples: list[Sample]) -> Labels:
     with path.open("rb", buffering=0) as file:
         for sample in samples:
             offset, size = sample.members.get("cls", (0, None))
-            values.append(None if size is None else os.pread(file.fileno(), min(size, LARGEST["cls"]), offset))
+            values.append(None if size is None else read_at(file.fileno(), min(size, LARGEST["cls"]), offset))
     return labels_of(values, sum(not _has_image(sample.members) for sample in samples))
 
 

@@ -74,7 +74,7 @@ def shard_infos(folder: Path, paths: Sequence[Path]) -> list[ShardInfo]:
 
 def _kept_counts(file: Path) -> dict[str, list]:
     try:
-        return json.loads(file.read_text())
+        return json.loads(file.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError):  # none, or not one of ours: count again
         return {}
 
@@ -122,7 +122,7 @@ def _info(folder: Path) -> dict[str, ShardInfo]:
     for name in INFO_FILES:
         path = folder / name
         if path.is_file():
-            return parse_info(path.read_text(), str(path))
+            return parse_info(path.read_text(encoding="utf-8-sig"), str(path))
     return {}
 
 

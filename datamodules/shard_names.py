@@ -52,8 +52,8 @@ def shard_paths(folder: Path, pattern: str, option: str) -> list[Path]:
 
 
 def _glob(folder: Path, part: str) -> set[Path]:
-    if part.startswith("/"):
-        folder, part = Path("/"), part.lstrip("/")
+    if anchor := Path(part).anchor:  # "/", on Windows "C:/" and the like
+        folder, part = Path(anchor), part[len(anchor) :].lstrip("/")
     head, every, tail = part.partition("**/")
     starts = [path for path in folder.glob(head) if path.is_dir()] if head else [folder]
     found = {path for start in starts for below in folders_below(start) for path in below.glob(tail)} if every else {

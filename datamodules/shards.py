@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 from braceexpand import braceexpand
 
+from common.files import read_at
 from datamodules.classes import folder_classes
 from datamodules.remote import ShardCache
 from datamodules.samples import (
@@ -142,7 +143,7 @@ class ShardSet(Source):
     def _opened(self, path: Path, number: int) -> tuple[int, list[Sample]]:
         samples = self._samples(path, number)
         try:
-            return os.open(path, os.O_RDONLY), samples
+            return os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0)), samples
         except FileNotFoundError:
             raise gone(path) from None
 
@@ -234,7 +235,7 @@ class ShardReader:
                     "allowed; write the shard without it"
                 )
             if field in fields:
-                data[field] = os.pread(file, size, offset)
+                data[field] = read_at(file, size, offset)
                 if len(data[field]) != size:
                     raise ShardError(
                         f"sample {sample.key!r} in shard {path} is cut off; fetch or write the shard again"

@@ -110,7 +110,7 @@ def _label_bytes(sample: dict[str, Any]) -> bytes | None:
 def read_info(out: Path, split: str, overwrite: bool) -> dict[str, Any]:
     """The folder's ``_info.json``. ShardError where it names the split already."""
     path = out / INFO_FILES[0]
-    info = json.loads(path.read_text()) if path.is_file() else {"splits": {}}
+    info = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {"splits": {}}
     if split in info["splits"] and not overwrite:
         raise ShardError(f"{out} already holds the split {split!r}; pass --overwrite true to write it again")
     return info

@@ -170,7 +170,7 @@ def class_list(
     """
     path, info = out / CLASSES_FILE, out / INFO_FILES[0]
     kept = read_classes(path) if path.is_file() else None
-    splits = json.loads(info.read_text())["splits"] if info.is_file() else {}
+    splits = json.loads(info.read_text(encoding="utf-8"))["splits"] if info.is_file() else {}
     others = [name for name in splits if name != split]
     if kept is not None and overwrite and split in splits and not others:
         kept = None
