@@ -147,7 +147,7 @@ START = {
     "no statistics": (
         "fit", "dino", ["--data.in_chans", "4", "--model.backbone.init_args.in_chans", "4"], "prepare statistics --root",
     ),
-    "statistics of other channels": ("fit", "dino", ["--data.mean", "[0.5]"], "data.init_args.mean=[0.5] has 1 values"),
+    "statistics of other channels": ("fit", "dino", ["--data.mean", "[0.5]", "--data.std", "[0.2]"], "data.init_args.mean=[0.5] has 1 values"),
     "global crop": ("fit", "dino", ["--data.multicrop.global_size", "18"], "data.init_args.multicrop.global_size=18"),
     "local crop": ("fit", "dino", ["--data.multicrop.local_size", "2"], "data.init_args.multicrop.local_size=2"),
     "validation crop": ("fit", "dino", ["--data.crop", "14"], "data.init_args.crop=14 does not fit VisionTransformer"),

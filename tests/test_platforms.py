@@ -133,7 +133,16 @@ def test_what_windows_lacks_is_asked_for_first():
 
 
 CAPITALS = {"O_RDONLY", "O_WRONLY", "O_RDWR", "O_CREAT", "O_EXCL", "W_OK", "R_OK", "PathLike", "SEEK_SET"}
-SIGNALS_OF_WINDOWS = {"signal", "SIGTERM", "SIGINT", "SIGABRT", "Signals", "default_int_handler", "getsignal"}
+SIGNALS_OF_WINDOWS = {
+    "signal",
+    "SIG_DFL",
+    "SIGTERM",
+    "SIGINT",
+    "SIGABRT",
+    "Signals",
+    "default_int_handler",
+    "getsignal",
+}
 WITH = {"SIGUSR1": "pthread_sigmask", "SIG_BLOCK": "pthread_sigmask", "SIG_SETMASK": "pthread_sigmask"}
 
 

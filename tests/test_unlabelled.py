@@ -114,4 +114,4 @@ def test_only_what_a_command_reads_must_be_there(shards, tmp_path):
     for path in shards.glob("validation-*.tar"):
         (tmp_path / path.name).symlink_to(path)
     extra = ["--data.train_shards", "train-*.tar", "--data.root", str(tmp_path)]
-    assert run("validate", "supervised", shards, tmp_path, "vit", *extra).is_dir()
+    assert run("validate", "dino", shards, tmp_path, "vit", *extra).is_dir()
