@@ -67,6 +67,7 @@ class TimmModel(MixingBackbone):
         prefixes = "return_prefix_tokens" in inspect.signature(model.forward_intermediates).parameters
         self.num_prefix = getattr(model, "num_prefix_tokens", 0) if prefixes else 0
         self.has_cls = self.reads_tokens = self.num_prefix > 0 and getattr(model, "cls_token", None) is not None
+        self.num_registers = self.num_prefix - int(self.has_cls)
         embed = getattr(model, "patch_embed", None)
         patch = getattr(embed, "patch_size", None)
         reduction = self.feature_info[-1]["reduction"]

@@ -65,7 +65,8 @@ OLD = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0", "PYTHONIOEN
 """Text is no UTF-8 where nobody says so."""
 
 
-@pytest.mark.parametrize("system", ["macos", pytest.param("windows", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("system", ["macos", "windows"])
 def test_a_run_with_workers_ends(system, shards, tmp_path):
     """Workers are spawned there, and nothing tells them who sent a signal."""
     script = tmp_path / "without.py"

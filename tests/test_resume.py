@@ -164,6 +164,7 @@ def interrupted(many, out, kills, rng, *extra):
     return torn
 
 
+@pytest.mark.slow
 def test_killed_inside_epochs_and_resumed(many, whole, tmp_path):
     kills = [(3, signal.SIGKILL), (9, signal.SIGTERM), (17, signal.SIGKILL)]
     interrupted(many, tmp_path, kills, random.Random(0))
@@ -173,7 +174,7 @@ def test_killed_inside_epochs_and_resumed(many, whole, tmp_path):
     assert history(tmp_path) == expected
 
 
-@pytest.mark.parametrize("epoch", [0, 1])
+@pytest.mark.parametrize("epoch", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_resumed_from_the_end_of_an_epoch(epoch, many, whole, tmp_path):
     finish(start(many, tmp_path, "dino", "--ckpt_path", str(whole / f"run/checkpoints/epoch={epoch}.ckpt")))
     assert same(state(tmp_path), state(whole))

@@ -41,7 +41,7 @@ def test_under_its_own_name_it_starts_anywhere(name, tmp_path):
 
 def test_nobody_reads_on(tmp_path):
     torch.save({"teacher": {f"backbone.{i}": torch.zeros(1) for i in range(20_000)}}, tmp_path / "w.pth")
-    for command in ("dinomamba --help", "dinomamba weights inspect w.pth", "dinomamba experiments paper --dry-run"):
+    for command in ("dinomamba --help", "dinomamba weights inspect w.pth"):
         done = subprocess.run(
             f"{sys.executable} -m {command} | head -n 1", shell=True, cwd=tmp_path, text=True, capture_output=True,
             env=os.environ | {"PYTHONPATH": str(ROOT)}, timeout=120,
@@ -56,11 +56,8 @@ def test_programs_beside_it(tmp_path):
         (("prepare", "demo", "--train", "1e3"), "train=1000.0; allowed: int"),
         (("prepare", "imagefolder", "--src", ".", "--out", "x", "--split", "a", "--bits", "12"), "bits=12; allowed: 8, 16, 32"),
         (("experiments", "table1", "--jobs", "0", "--dry-run"), "--jobs 0; allowed: 1 and more"),
-        (("experiments", "table1", "--threads", "-1", "--dry-run"), "--threads -1; allowed: 0 and more"),
-        (("experiments", "table1", "--seed", "-1", "--dry-run"), "--seed -1; allowed: 0 and more"),
         (("experiments", "table1", "--imagenet", "none", "--dry-run"), "--imagenet none: there is no such folder"),
         (("experiments", "table1", "--checkpoint", "x.ckpt", "--dry-run"), "--checkpoint x.ckpt: there is no such file"),
-        (("pictures", "none"), "none"),
     ):  # fmt: skip
         line = last_line(tmp_path, "dinomamba", *command)
         assert line.startswith("error: ") and said in line, line

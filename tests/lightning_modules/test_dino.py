@@ -304,7 +304,7 @@ if trainer.is_global_zero:
 """
 
 
-@pytest.mark.parametrize("centering", ["mean", "sinkhorn"])
+@pytest.mark.parametrize("centering", [pytest.param("mean", marks=pytest.mark.slow), "sinkhorn"])
 def test_two_processes_equal_one(tmp_path, centering):
     """Plain ``ddp``, a frozen epoch included: weights, teacher and centre as with one process."""
     root = str(Path(__file__).parents[2])
