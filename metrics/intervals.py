@@ -47,6 +47,14 @@ def interval(means: np.ndarray, level: float = LEVEL) -> tuple[np.ndarray, np.nd
     return low, high
 
 
+def folded(low: np.ndarray | float, high: np.ndarray | float) -> tuple[np.ndarray, np.ndarray]:
+    """Ends of the interval of max(m, 1 - m) from those of m."""
+    low, high = np.asarray(low), np.asarray(high)
+    inside = (low <= 0.5) & (high >= 0.5)
+    nearer, farther = np.minimum(abs(low - 0.5), abs(high - 0.5)), np.maximum(abs(low - 0.5), abs(high - 0.5))
+    return 0.5 + np.where(inside, 0, nearer), 0.5 + farther
+
+
 class Difference(NamedTuple):
     """What a paired bootstrap says of "A scores higher than B"."""
 

@@ -25,7 +25,9 @@ def test_columns_are_drawn_together():
     values = np.random.default_rng(0).uniform(size=50)
     both = bootstrap_means(np.stack([values, 1 - values], 1), 300)
     np.testing.assert_allclose(both.sum(1), 1)
-    np.testing.assert_allclose(both[:, :1], bootstrap_means(values, 300), rtol=1e-12)  # by the same images in another call
+    np.testing.assert_allclose(
+        both[:, :1], bootstrap_means(values, 300), rtol=1e-12
+    )  # by the same images in another call
 
 
 def test_a_paired_difference():
