@@ -108,7 +108,7 @@ def main(args: list[str] | None = None) -> None:
     command = next((arg for arg in args if not arg.startswith("-")), args[0])
     if args[0] not in COMMANDS:
         known = [*COMMANDS, *TOOLS]
-        near = difflib.get_close_matches(command, known, 1, 0.5)
+        near = difflib.get_close_matches(command, known, 1, 0.65)
         meant = f"; did you mean {near[0]!r}?" if near else f"; allowed: {', '.join(known)}"
         refuse(f"{args[0]!r} is no command{meant}")
     share_the_processors()

@@ -111,7 +111,7 @@ class CLI(LightningCLI):
         if kwargs.get("ckpt_path") in OWN_CHECKPOINTS:
             kwargs["ckpt_path"] = self._own_checkpoint(kwargs["ckpt_path"], subcommand)
         if not self.trainer.fast_dev_run:
-            self._check_folder(subcommand)
+            self._check_folder(subcommand, kwargs.get("ckpt_path") is not None)
         limit = {"validate": "limit_val_batches", "test": "limit_test_batches"}.get(subcommand)
         if limit is not None and getattr(self.trainer, limit) == 0:
             raise ValueError(f"trainer.{limit}=0: nothing would be evaluated")
@@ -147,12 +147,14 @@ class CLI(LightningCLI):
     def _record(self) -> RunRecord:
         return next(callback for callback in self.trainer.callbacks if isinstance(callback, RunRecord))
 
-    def _check_folder(self, subcommand: str) -> None:
+    def _check_folder(self, subcommand: str, of_checkpoint: bool) -> None:
         """ValueError where the run would write over what another left in its folder."""
         folder = run_folder(self.trainer)
         before = settings.of_folder(folder)
         free = getattr(getattr(self.model, "backbone", None), "free_on_resume", ())
-        changes = settings.another_run(before, self._record.settings, subcommand != "fit", free) if before else []
+        now, evaluation = self._record.settings, subcommand != "fit"
+        now = settings.from_checkpoint(before, now) if evaluation and of_checkpoint else now
+        changes = settings.another_run(before, now, evaluation, free) if before else []
         if changes:
             option = "--trainer.logger.init_args.name NAME" if self.trainer.logger else "--trainer.default_root_dir DIR"
             raise ValueError(f"{folder} holds another run ({changes[0]}): give this one a folder of its own, {option}")
@@ -160,7 +162,8 @@ class CLI(LightningCLI):
     def _check_settings(self, subcommand: str, path: Path) -> None:
         """Lists what is asked for otherwise than of the run that wrote a checkpoint; ValueError for what cannot be."""
         checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        changes = settings.compare(settings.of_checkpoint(checkpoint), self._record.settings)
+        before, now = settings.of_checkpoint(checkpoint), self._record.settings
+        changes = settings.compare(before, now if subcommand == "fit" else settings.from_checkpoint(before, now))
         model = [change for change in changes if change.key.startswith("model.")]
         if found := settings.refused(model, getattr(self.model, "backbone", None), self.model):
             raise ValueError(

@@ -4,6 +4,7 @@ RUN is the folder of a ``dinomamba predict`` with ``-c task/binary_auc.yaml --mo
 """
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
@@ -42,6 +43,12 @@ def read(folder: Path) -> tuple[list[str], np.ndarray, dict[str, np.ndarray]]:
     return keys, np.stack(images), {name: np.stack(values) for name, values in maps.items()}
 
 
+def printable(name: str) -> str:
+    """A file's name as fonts can show it: bytes that are no UTF-8, and what is not seen, as U+FFFD."""
+    name = os.fsencode(name).decode("utf-8", errors="replace")
+    return "".join(letter if letter.isprintable() else "\ufffd" for letter in name)
+
+
 def draw(folder: Path, out: Path, words: list[str], count: int) -> list[str]:
     """Draws the first ``count`` images, each with the maps whose name holds one of ``words``; the names drawn."""
     keys, images, maps = read(folder)
@@ -54,7 +61,7 @@ def draw(folder: Path, out: Path, words: list[str], count: int) -> list[str]:
     )
     for row, key in zip(range(count), keys, strict=False):
         axes[row, 0].imshow(images[row])
-        axes[row, 0].set_ylabel(Path(key).name[-18:], fontsize=6)
+        axes[row, 0].set_ylabel(printable(Path(key).name)[-18:], fontsize=6, parse_math=False)
         for axis, name in zip(axes[row, 1:], names, strict=True):
             axis.imshow(maps[name][row], cmap="viridis")  # each over its own range
     for axis, title in zip(axes[0], ["image", *names], strict=True):

@@ -86,7 +86,7 @@ def _covered(spans: list[tuple[float, float]]) -> float:
 
 
 def _seed(config: Path) -> int:
-    for line in config.read_text().splitlines():
+    for line in config.read_text(encoding="utf-8").splitlines():
         if line.startswith("seed_everything:"):
             return int(line.split(":")[1])
     raise ValueError(f"{config} has no seed_everything")

@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
-from timm.models import FeatureInfo, register_model
+from timm.models import FeatureInfo, PretrainedCfg, register_model
 from torch import Tensor, nn
 
 from backbones.base import Backbone, Stream
 
 # what timm.create_model passes to every entry point; they mean nothing without published timm weights
-_TIMM_ONLY = ("pretrained_cfg", "pretrained_cfg_overlay", "cache_dir", "scriptable", "exportable", "no_jit")
+_TIMM_ONLY = ("cache_dir", "scriptable", "exportable", "no_jit")
 
 
 # what timm's training script passes, mostly 0
@@ -55,7 +55,8 @@ def register_sizes(family: type[Backbone], **sizes: dict[str, Any]) -> None:
 def _entry_point(family: type[Backbone], name: str, arguments: dict[str, Any]) -> Any:
     def create(
         pretrained: bool = False, features_only: bool = False, out_indices: int | Sequence[int] | None = None,
-        global_pool: str | None = None, dynamic_img_size: bool = True, **overrides: Any,
+        global_pool: str | None = None, dynamic_img_size: bool = True, pretrained_cfg: Any = None,
+        pretrained_cfg_overlay: dict[str, Any] | None = None, **overrides: Any,
     ) -> Backbone | FeatureExtractor:  # fmt: skip
         if pretrained:
             raise ValueError(f"{name}: no weights are published through timm; use backbones.weights.load")
@@ -70,19 +71,39 @@ def _entry_point(family: type[Backbone], name: str, arguments: dict[str, Any]) -
                 raise ValueError(f"{name}: {key}={rate}; these backbones have no dropout, only 0 is allowed")
         if "drop_path_rate" in overrides:
             overrides["drop_path"] = overrides.pop("drop_path_rate")
+        given = _given_cfg(name, pretrained_cfg, pretrained_cfg_overlay)
+        if (given.get("num_classes") or 0) > 0:  # these two are defaults of the model's, as in timm
+            overrides.setdefault("num_classes", given["num_classes"])
+        if "input_size" in given:
+            overrides.setdefault("in_chans", given["input_size"][0])
         model = family(**{**arguments, **overrides})
         if global_pool is not None:
             model.reset_classifier(model.num_classes, global_pool)
-        model.pretrained_cfg = model.default_cfg = _default_cfg(model, {**arguments, **overrides})
+        model.pretrained_cfg = model.default_cfg = _default_cfg(model, {**arguments, **overrides}) | given
         if not features_only:
             return model
         pyramid = len({info["reduction"] for info in model.feature_info}) > 1
         return FeatureExtractor(model, (model.depth if pyramid else 3) if out_indices is None else out_indices)
 
+    create.family = family  # type: ignore[attr-defined]
     create.__name__ = create.__qualname__ = name
     create.__module__ = family.__module__
     create.__doc__ = f"{family.__name__} with {arguments}."
     return create
+
+
+def _given_cfg(name: str, config: Any, overlay: dict[str, Any] | None) -> dict[str, Any]:
+    """What timm's two arguments say, the overlay above. ValueError for a tag of weights, or a key unknown to timm."""
+    if isinstance(config, str) and config:
+        raise ValueError(f"{name}.{config}: no weights are published through timm, so there are no tags; leave it out")
+    if isinstance(config, PretrainedCfg):
+        plain = PretrainedCfg()
+        config = {k: v for k, v in vars(config).items() if v != getattr(plain, k)}
+    given = {**(config or {}), **(overlay or {})}
+    allowed = sorted(vars(PretrainedCfg()))
+    if unknown := sorted(given.keys() - set(allowed)):
+        raise ValueError(f"{name}: pretrained_cfg has {unknown[0]!r}; allowed: {', '.join(allowed)}")
+    return given
 
 
 def _default_cfg(model: Backbone, arguments: dict[str, Any]) -> dict[str, Any]:

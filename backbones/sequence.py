@@ -57,6 +57,10 @@ class SequenceBackbone(MixingBackbone):
             {"num_chs": embed_dim, "reduction": patch_size, "module": f"{self.blocks_name}.{i}"} for i in range(depth)
         ]
 
+    @property
+    def embedding_is_cls(self) -> bool:  # type: ignore[override]
+        return self.global_pool == "token"
+
     @abstractmethod
     def _embed(self, images: Tensor) -> tuple[Tensor, Layout]:
         """(B, C, H, W) to the first sequence (B, L, D) and where things stand in it."""

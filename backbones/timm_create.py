@@ -1,5 +1,6 @@
 """Builds timm's models with the options that their families have, and says what their errors mean."""
 
+from difflib import get_close_matches
 from typing import Any
 
 import timm
@@ -21,9 +22,7 @@ def create(
         ValueError: for a name that timm does not know, an option that the family does not have, a size that it cannot
             be built for, or weights that are not to be had.
     """
-    if not timm.is_model(name):
-        near = timm.list_models(f"*{name.split('_')[0]}*")[:5]
-        raise ValueError(f"timm has no model {name!r}; near it: {', '.join(near) or 'none'}")
+    _check_name(name)
     options: dict[str, Any] = {} if img_size is None else {"img_size": img_size}
     if drop_path:
         options["drop_path_rate"] = drop_path
@@ -54,6 +53,39 @@ def create(
         raise ValueError(
             f"img_size={img_size}: timm's {name} cannot be built for it ({reason(error)}); {_published(name)}"
         ) from None
+
+
+def _check_name(name: str) -> None:
+    """ValueError for what is no name of a model of timm's own, with what to write in its place."""
+    if not name.strip():
+        raise ValueError("name is empty; give one of timm's registry, such as vit_small_patch16_224")
+    if ":" in name or "/" in name:
+        last = name.replace("\\", "/").rpartition("/")[2].rpartition(":")[2]
+        instead = (
+            f"write name: {last}, of which pretrained: true takes the same weights"
+            if timm.is_model(last)
+            else "write the name of its architecture, and give its weights as a file (model.init_args.backbone_weights)"
+        )
+        raise ValueError(f"name={name!r} is an address, and a name in timm's registry is wanted; {instead}")
+    architecture, _, tag = name.partition(".")
+    if not timm.is_model(name):
+        known = timm.list_models()
+        start = architecture.lower().split("_")[0]
+        near = get_close_matches(architecture.lower(), known, 5) or [k for k in known if start in k][:5]
+        raise ValueError(f"name: timm has no model {name!r}; near it: {', '.join(near) or 'none'}")
+    family = getattr(timm.model_entrypoint(name), "family", None)
+    if family is not None:
+        raise ValueError(
+            f"name={name!r} is one of this project's own and none of timm's: write class_path: backbones."
+            f"{family.__name__} with its own init_args in the place of backbones.TimmModel (see configs/backbone)"
+        )
+    if tag:
+        tags = [known.partition(".")[2] for known in timm.list_pretrained(f"{architecture}.*")]
+        if tag not in tags:
+            raise ValueError(
+                f"name={name!r}: timm's {architecture} has no weights of the tag {tag!r}; its tags: "
+                f"{', '.join(tags) or 'none'}"
+            )
 
 
 def reason(error: Exception) -> str:

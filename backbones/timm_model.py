@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from backbones import pixels
 from backbones.base import CLASSIFIER_PREFIXES, BlockView, Features, MixingBackbone, Stream
 from backbones.timm_attention import AttentionWatch, tells_its_branch, token_attention
-from backbones.timm_create import REFUSALS, create, feature_info, own_size, size_refused
+from backbones.timm_create import REFUSALS, create, feature_info, own_size, reason, size_refused
 
 
 class TimmModel(MixingBackbone):
@@ -61,14 +61,12 @@ class TimmModel(MixingBackbone):
         self.weights_source = f"timm's {name}" if pretrained else "random initialisation"
         if pretrained and in_chans == 3:
             self.pixels = pixels.of_record(model.pretrained_cfg, f"timm's configuration of {name}")
-        self.num_features = getattr(model, "head_hidden_size", None) or model.num_features
+        self.num_features = self._unpooled = getattr(model, "head_hidden_size", None) or model.num_features
         self.feature_info = feature_info(model)
         # some models put their class token in behind the blocks, whose features then have none
         prefixes = "return_prefix_tokens" in inspect.signature(model.forward_intermediates).parameters
         self.num_prefix = getattr(model, "num_prefix_tokens", 0) if prefixes else 0
         self.has_cls = self.reads_tokens = self.num_prefix > 0 and getattr(model, "cls_token", None) is not None
-        token = getattr(model, "global_pool", "token") == "token" and getattr(model, "dist_token", None) is None
-        self.embedding_is_cls = token if self.has_cls else True
         embed = getattr(model, "patch_embed", None)
         patch = getattr(embed, "patch_size", None)
         reduction = self.feature_info[-1]["reduction"]
@@ -77,13 +75,22 @@ class TimmModel(MixingBackbone):
         self.pyramid = len({(info["num_chs"], info["reduction"]) for info in self.feature_info}) > 1
         self._normed = not self.pyramid and isinstance(getattr(model, "norm", None), nn.Module)
 
-    @torch.no_grad()
+    @property
+    def embedding_is_cls(self) -> bool:  # type: ignore[override]
+        model = self.model
+        token = getattr(model, "global_pool", "token") == "token" and getattr(model, "dist_token", None) is None
+        return token if self.has_cls else True
+
     def check_size(self, height: int, width: int) -> None:
         """Runs the model on a blank image; timm's families know their sizes only by refusing others."""
+        self._of_blank_image(height, width)
+
+    @torch.no_grad()
+    def _of_blank_image(self, height: int, width: int) -> Tensor:
         modes = {module: module.training for module in self.modules()}
         try:
             self.eval()
-            self.pooled_features(next(self.parameters()).new_zeros(1, self.in_chans, height, width))
+            return self.pooled_features(next(self.parameters()).new_zeros(1, self.in_chans, height, width))
         finally:
             for module, training in modes.items():
                 module.training = training
@@ -119,10 +126,26 @@ class TimmModel(MixingBackbone):
         return self.model.get_classifier()
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        """timm's own."""
-        self.model.reset_classifier(num_classes, *([] if global_pool is None else [global_pool]))
-        self.num_classes = num_classes
-        self.global_pool = self.global_pool if global_pool is None else global_pool
+        """timm's own, of its poolings; the width of the embedding follows.
+
+        Raises:
+            ValueError: for a pooling that the family does not have, or a classifier of features that are not pooled.
+        """
+        pool = self.global_pool if global_pool is None else global_pool
+        if num_classes < 0 or (num_classes and not pool):
+            raise ValueError(f"num_classes={num_classes} with global_pool={pool!r}: a classifier reads pooled features")
+        try:
+            self.model.reset_classifier(num_classes, *([] if global_pool is None else [global_pool]))
+            self.num_classes, self.global_pool = num_classes, pool
+            if global_pool is not None:  # some families pool to twice their width, or hold a head that this one breaks
+                pooled = self._of_blank_image(*own_size(self.model))
+                self.num_features = pooled.shape[-1] if pool else self._unpooled
+        except (TypeError, *REFUSALS) as error:
+            raise ValueError(
+                f"global_pool={global_pool!r}: timm's {self.name} does not take it ({reason(error)}); timm's are avg, "
+                "max and avgmax, catavgmax of most convolutional families, token and map of those with such tokens, "
+                "and '' for none"
+            ) from None
 
     def _features(self, images: Tensor, wanted: Sequence[int]) -> dict[int, Features]:
         """The residual stream after each of those blocks."""
@@ -158,13 +181,13 @@ class TimmModel(MixingBackbone):
     @property
     def cls_widths(self) -> list[int]:
         widths = super().cls_widths
-        return widths if self.has_cls else [*widths[:-1], self.num_features]
+        return widths if self.has_cls or not self.global_pool else [*widths[:-1], self.num_features]
 
     def forward_readouts(
         self, images: Tensor, n: int | Sequence[int] = 1, stream: Stream = "published"
     ) -> list[Features]:
         wanted, last = self.block_indices(n), self.depth - 1
-        if self.has_cls or last not in wanted or self.resolve_stream(stream) != "residual":
+        if self.has_cls or not self.global_pool or last not in wanted or self.resolve_stream(stream) != "residual":
             return self.forward_intermediates(images, n, stream)
         final, outputs = self._run_blocks(images, wanted, intermediates_only=False)
         found = self._by_block(wanted, outputs)

@@ -24,8 +24,8 @@ from heads import DINOHead
 from lightning_modules.dino import MultiCropNetwork
 keep_freed_memory()
 torch.manual_seed(0)
-overlay = yaml.safe_load(configs.find("backbone/vim_demo.yaml").read_text())["model"]["init_args"]["backbone"]
-backbone = VisionMamba(**overlay["init_args"])
+overlay = yaml.safe_load(configs.find("backbone/vim_demo.yaml").read_text(encoding="utf-8"))
+backbone = VisionMamba(**overlay["model"]["init_args"]["backbone"]["init_args"])
 network = MultiCropNetwork(backbone, DINOHead(backbone.num_features, 256, 256, 32, use_bn=True))
 optimizer = torch.optim.AdamW(network.parameters(), 1e-3, fused=True)
 crops = [torch.randn(64, 3, side, side) for side in (48, 48, 24, 24, 24, 24)]

@@ -228,7 +228,7 @@ def resident() -> float:
     total = 0
     for status in Path("/proc").glob("[0-9]*/status"):
         try:
-            text = status.read_text()
+            text = status.read_text(encoding="utf-8")
         except OSError:
             continue
         fields = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)

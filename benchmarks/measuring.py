@@ -40,7 +40,7 @@ def in_turns(contenders: Mapping[str, Callable[[], object]], repeats: int = 5) -
 
 
 def machine() -> str:
-    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines() if Path("/proc/cpuinfo").exists() else []
     cpu = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.processor())
     return f"{cpu}, {torch.get_num_threads()} threads, torch {torch.__version__}, python {platform.python_version()}"
 
@@ -70,4 +70,4 @@ def report(name: str, header: list[str], rows: list[list[str]], note: str = "") 
     text = "\n".join([f"# {name}", "", f"{time.strftime('%Y-%m-%d')}, {machine()}", "", *lines, *notes, ""])
     print(text, flush=True)
     RESULTS.mkdir(exist_ok=True)
-    (RESULTS / f"{name}.md").write_text(text)
+    (RESULTS / f"{name}.md").write_text(text, encoding="utf-8")

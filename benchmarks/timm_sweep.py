@@ -256,12 +256,16 @@ def main() -> None:
         for family in args.families:
             print(json.dumps(one_family(family)), flush=True)
         return
-    rows = [json.loads(line) for line in args.state.read_text().splitlines()] if args.state.exists() else []
+    rows = (
+        [json.loads(line) for line in args.state.read_text(encoding="utf-8").splitlines()]
+        if args.state.exists()
+        else []
+    )
     left = [family for family in MODELS if family not in {row["family"] for row in rows}]
     with ThreadPoolExecutor(args.jobs) as pool:
         for done in as_completed([pool.submit(in_a_process, family, args.limit) for family in left]):
             rows.append(row := done.result())
-            with args.state.open("a") as file:
+            with args.state.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(row) + "\n")
             print(json.dumps(row), flush=True)
     ours = {name.rpartition(".")[2] for name in sys.modules if name.startswith("backbones.")}

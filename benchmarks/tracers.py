@@ -101,7 +101,7 @@ def main() -> None:
         f"{machine()}; blocks: {depth}; opset {OPSET}; batches of 1 and 5; free {size} through the dynamo exporter; "
         "seconds include the comparison.\n\n"
     )
-    (RESULTS / "tracers.md").write_text(text + "\n".join(lines) + "\n")
+    (RESULTS / "tracers.md").write_text(text + "\n".join(lines) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

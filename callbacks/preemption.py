@@ -71,7 +71,9 @@ def requeue() -> str:
     job = slurm_job()
     assert job is not None
     try:
-        subprocess.run(["scontrol", "requeue", job], check=True, capture_output=True, text=True)
+        subprocess.run(
+            ["scontrol", "requeue", job], check=True, capture_output=True, encoding="utf-8", errors="replace"
+        )
     except (OSError, subprocess.CalledProcessError) as error:
         cause = error.stderr.strip() if isinstance(error, subprocess.CalledProcessError) else error
         return f"SLURM did not requeue job {job} ({cause})"

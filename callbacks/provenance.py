@@ -40,7 +40,7 @@ def git_revision() -> str:
             ["git", "describe", "--always", "--dirty", "--abbrev=40"],
             cwd=here,
             capture_output=True,
-            text=True,
+            encoding="utf-8",
             check=True,
         )
     except (OSError, subprocess.CalledProcessError):
@@ -82,7 +82,7 @@ class RunRecord(SaveConfigCallback):
         text = self._configuration
         number = 1
         while (path := folder / ("config.yaml" if number == 1 else f"config-{number}.yaml")).exists():
-            if path.read_text() == text:
+            if path.read_text(encoding="utf-8") == text:
                 break
             number += 1
         else:

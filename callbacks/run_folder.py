@@ -42,7 +42,7 @@ def claim(folder: Path) -> IO[str] | None:
         import fcntl  # not on Windows
     except ImportError:
         return None
-    file = (folder / ".lock").open("a+")
+    file = (folder / ".lock").open("a+", encoding="utf-8")
     try:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # unlike flock's, not shared with forked workers
     except (BlockingIOError, PermissionError):

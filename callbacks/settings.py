@@ -21,6 +21,7 @@ Settings = dict[str, Any]
 
 BACKBONE = "model.init_args.backbone."
 PARTS = ("model", "data", "trainer", "seed_everything")
+WEIGHTS = ("model.init_args.backbone_weights", "model.init_args.weights_key")
 KEPT_BY_NULL = ("data.init_args.mean", "data.init_args.std")
 """Where null takes what the checkpoint says."""
 SILENT = ("logger", "callbacks", "plugins", "default_root_dir", "enable_", "profiler", "log_every_n_steps", "barebones")
@@ -113,6 +114,13 @@ def _class(path: str) -> Any:
         return getattr(importlib.import_module(module), name, None)
     except (ImportError, ValueError):
         return None
+
+
+def from_checkpoint(before: Settings, now: Settings) -> Settings:
+    """What an evaluation of a checkpoint is asked for: weights that it does not name are those in the checkpoint."""
+    if now.get(WEIGHTS[0]) is not None:
+        return now
+    return now | {key: before[key] for key in WEIGHTS if key in before and key in now}
 
 
 def refused(changes: Iterable[Change], backbone: Any, module: Any) -> list[Change]:

@@ -1,9 +1,10 @@
-"""Writing files whole: a reader sees the old file or the new one, never a part of it."""
+"""Writing files whole: a reader sees the old file or the new one, never a part of it. Reading parts of one."""
 
 import csv
 import io
 import json
 import os
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,10 +28,25 @@ def written_aside(path: Path) -> Iterator[Path]:
         aside.unlink(missing_ok=True)
 
 
+_seeking = threading.Lock()
+
+
+def read_at(descriptor: int, size: int, offset: int) -> bytes:
+    """So many bytes of an open file from ``offset`` on; fewer where it ends before."""
+    if hasattr(os, "pread"):
+        return os.pread(descriptor, size, offset)
+    with _seeking:  # Windows reads from where a file stands only
+        os.lseek(descriptor, offset, os.SEEK_SET)
+        return os.read(descriptor, size)
+
+
 def write_text(path: Path, text: str) -> None:
-    """A text file, in UTF-8."""
+    """A text file, in UTF-8 and with the line ends that ``text`` has, on every system.
+
+    Of file names in another encoding, the bytes that it lacks are written as escapes.
+    """
     with written_aside(path) as aside:
-        aside.write_text(text, encoding="utf-8")
+        aside.write_text(text, encoding="utf-8", errors="backslashreplace", newline="")
 
 
 def write_json(path: Path, value: object) -> None:

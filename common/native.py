@@ -39,16 +39,11 @@ def compiler() -> str | None:
 def _processor() -> str:
     """What code for this very machine may rely on."""
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+        told = sorted({x for x in lines if x.startswith(("flags", "Features", "model name"))})
     except OSError:
-        lines = []
-    return "\n".join(
-        [
-            platform.system(),
-            platform.machine(),
-            *sorted({x for x in lines if x.startswith(("flags", "Features", "model name"))}),
-        ]
-    )
+        told = [platform.processor()]
+    return "\n".join([platform.system(), platform.machine(), *told])
 
 
 def _folder() -> Path:
@@ -57,7 +52,8 @@ def _folder() -> Path:
         home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
         folder = Path(os.environ.get("DINOMAMBA_CACHE") or Path(home) / "dinomamba") / "native"
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if os.access(folder, os.W_OK) and folder.stat().st_uid == os.getuid():
+        own = not hasattr(os, "getuid") or folder.stat().st_uid == os.getuid()  # Windows has no such numbers
+        if own and os.access(folder, os.W_OK):
             return folder
     except (OSError, RuntimeError):  # no home, a read-only one, ...
         pass
@@ -70,7 +66,7 @@ def _compile(cc: str, source: Path, target: Path, flags: tuple[str, ...]) -> str
     complaint = ""
     for tuned in (*TUNED, ""):
         command = [cc, *FLAGS, *flags, *([tuned] if tuned else []), "-o", str(aside), str(source), "-lm"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+        done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", timeout=300)
         if done.returncode == 0:
             os.replace(aside, target)
             return ""
@@ -84,7 +80,7 @@ def headers(source: Path) -> list[Path]:
     found: list[Path] = []
     waiting = [source]
     while waiting:
-        for name in re.findall(r'^\s*#\s*include\s+"([^"]+)"', waiting.pop().read_text(), re.MULTILINE):
+        for name in re.findall(r'^\s*#\s*include\s+"([^"]+)"', waiting.pop().read_text(encoding="utf-8"), re.MULTILINE):
             header = source.with_name(name)
             if header not in found:
                 found.append(header)
@@ -99,11 +95,15 @@ def _load(source: Path, flags: tuple[str, ...]) -> ctypes.CDLL:
     target = _folder() / f"{source.stem}-{key}.so"
     if target.exists():
         with suppress(OSError):  # a damaged file is made anew
-            return ctypes.CDLL(str(target))
+            return _opened(target)
     cc = compiler()
     if reason := "no C compiler is found" if cc is None else _compile(cc, source, target, flags):
         raise OSError(reason)
-    return ctypes.CDLL(str(target))
+    return _opened(target)
+
+
+def _opened(target: Path) -> ctypes.CDLL:
+    return ctypes.CDLL(str(target), winmode=0)  # on Windows: the compiler's own libraries are found by PATH
 
 
 @cache

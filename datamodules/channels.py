@@ -10,6 +10,7 @@ import cv2
 import numpy as np
 from PIL import Image
 
+from datamodules.file_kinds import other_kind
 from datamodules.pixel_format import PixelFormat
 from datamodules.samples import ShardError
 
@@ -45,9 +46,9 @@ def decode(data: bytes, what: str, pixels: PixelFormat) -> np.ndarray:
     except ShardError:
         raise
     except Exception as error:  # readers raise anything on damaged files
-        raise ShardError(
-            f"{what} cannot be read ({type(error).__name__}: {error}); replace it, or leave it out by policy skip"
-        ) from None
+        kind = None if data.startswith(ARRAY) else other_kind(data)
+        found = f"is {kind[0]}; {kind[1]}" if kind else f"cannot be read ({type(error).__name__}: {error}); replace it"
+        raise ShardError(f"{what} {found}, or leave it out by policy skip") from None
     return checked(found, what, pixels)
 
 
@@ -122,6 +123,8 @@ def _picture(data: bytes, what: str, pixels: PixelFormat) -> np.ndarray:
         image: Image.Image = opened
         if getattr(opened, "n_frames", 1) > 1 and image.format != "MPO":
             raise ShardError(f"{what} holds {opened.n_frames} pictures; extract the one that is meant")  # type: ignore[attr-defined]
+        if image.format == "PNG":  # decoding does not look at the checksums of pixels
+            Image.open(io.BytesIO(data), formats=("PNG",)).verify()
         image.load()  # raises where something is missing, which OpenCV would not
         if image.format == "PNG" and data[24] == 16:
             # of colours PIL keeps the high bytes

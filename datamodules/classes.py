@@ -12,6 +12,10 @@ from datamodules.samples import ShardError
 from datamodules.tally import some
 
 CLASSES_FILE = "classes.json"
+OTHERS = (".yaml", ".yml", ".csv", ".tsv", ".xml", ".pbtxt", ".xlsx")
+"""Endings of files that hold more than names."""
+HEADERS = ("class", "classes", "class_name", "class_names", "classname", "name", "names", "label", "labels", "category")
+"""First lines, in lower case, that are none of the names."""
 _SYNSET = re.compile(r"(n\d{8})[\s,]")
 
 
@@ -19,8 +23,10 @@ def read_classes(source: str | Path) -> list[str]:
     """A list of classes.
 
     Args:
-        source: a JSON list of names, or object of names and numbers; a text with one name a line, as ILSVRC's lists,
-            where what follows a WordNet id is left out; or ``imagenet``, the 1,000 WordNet ids in ILSVRC's order.
+        source: a JSON list of names, or object of names and numbers either way round (torchvision's ``class_to_idx``,
+            ``id2label`` of Hugging Face, by itself or in a config.json, Keras' ``imagenet_class_index``); a text with
+            one name a line, as ILSVRC's lists, where what follows a WordNet id is left out; or ``imagenet``, the 1,000
+            WordNet ids in ILSVRC's order.
 
     Raises:
         ShardError: where it is none of these, or names a class twice.
@@ -32,7 +38,12 @@ def read_classes(source: str | Path) -> list[str]:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise ShardError(f"the list of classes {path} cannot be read ({error})") from None
-    names = _from_json(text, path) if path.suffix.lower() == ".json" else _from_lines(text)
+    if path.suffix.lower() in OTHERS:
+        raise ShardError(
+            f"the list of classes {path} is {path.suffix}; wanted a text with one name a line in the order of their "
+            "numbers, or JSON"
+        )
+    names = _from_json(text, path) if path.suffix.lower() == ".json" else _from_lines(text, path)
     twice = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
     if twice or not names or "" in names:
         found = f"it names {some([*map(repr, twice)])} twice" if twice else "it has none, or an empty name"
@@ -45,17 +56,35 @@ def _from_json(text: str, path: Path) -> list[str]:
         found = json.loads(text)
     except ValueError as error:
         raise ShardError(f"the list of classes {path} is no JSON ({error})") from None
-    if isinstance(found, dict) and isinstance(found.get("classes"), list):
-        found = found["classes"]
+    if isinstance(found, dict):
+        inner = [found[key] for key in ("classes", "names", "id2label") if isinstance(found.get(key), list | dict)]
+        found = inner[0] if inner else found
+    if isinstance(found, dict) and sorted(found) == sorted(map(str, range(len(found)))):
+        names = [found[str(number)] for number in range(len(found))]
+        # Keras has the WordNet id and a name for each
+        found = [name[0] if isinstance(name, list) and len(name) == 2 else name for name in names]
     if isinstance(found, dict) and sorted(map(repr, found.values())) == sorted(map(repr, range(len(found)))):
         found = sorted(found, key=found.__getitem__)  # as torchvision's class_to_idx
     if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
-        raise ShardError(f"the list of classes {path} is no JSON list of names, nor names with the numbers 0, 1, …")
+        raise ShardError(
+            f"the list of classes {path} is no JSON list of names, nor names with the numbers 0, 1, …, nor the other "
+            "way round"
+        )
     return found
 
 
-def _from_lines(text: str) -> list[str]:
+def _from_lines(text: str, path: Path) -> list[str]:
     lines = [line.strip() for line in text.splitlines()]
+    if commented := next((line for line in lines if line.startswith(("#", "//"))), None):
+        raise ShardError(
+            f"the list of classes {path}: {commented!r} would be a class; wanted one name a line and nothing else, so "
+            "take comments out, or write JSON, which can hold such a name"
+        )
+    if lines and lines[0].lower() in HEADERS and len(lines) > 1:
+        raise ShardError(
+            f"the list of classes {path}: its first line, {lines[0]!r}, looks like a header and would be class 0; take "
+            "it out, or write JSON, which can hold such a name"
+        )
     while lines and not lines[-1]:
         lines.pop()
     return [match[1] if (match := _SYNSET.match(line)) else line for line in lines]

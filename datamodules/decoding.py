@@ -14,9 +14,10 @@ import io
 
 import cv2
 import numpy as np
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
-from datamodules import channels
+from datamodules import channels, jpeg_damage
+from datamodules.file_kinds import other_kind
 from datamodules.masks import MaskEncoding, ids_of
 from datamodules.pixel_format import PixelFormat
 from datamodules.samples import RawSample, ShardError
@@ -43,9 +44,10 @@ class EncodedImage:
         self.size = self._image.size
 
     def _unreadable(self, error: Exception) -> ShardError:
+        kind = other_kind(self._data)
+        found = f"is {kind[0]}" if kind else f"cannot be read ({type(error).__name__}: {_said(error)})"
         return ShardError(
-            f"{self._what} cannot be read ({type(error).__name__}: {error}); "
-            "replace it, or set data.init_args.policy=skip"
+            f"{self._what} {found}; {kind[1] if kind else 'replace it'}, or set data.init_args.policy=skip"
         )
 
     def image(self) -> Image.Image:
@@ -62,12 +64,16 @@ class EncodedImage:
         JPEGs go through OpenCV, whose libjpeg-turbo gives PIL's values in less time. It would take a cut-off file for a
         whole one, so those without an end, and all that is not plain grey or YCbCr, are left to PIL.
         """
-        whole = self._data.rfind(b"\xff\xd9") > self._data.rfind(b"\xff\xda")  # end of image, start of scan
-        if self._image.format == "JPEG" and self._image.mode in ("RGB", "L") and whole:
+        if self._image.format == "JPEG" and self._image.mode in ("RGB", "L") and jpeg_damage.is_whole(self._data):
             pixels = _decode_jpeg(np.frombuffer(self._data, np.uint8), reduction)
             if pixels is not None:
                 return pixels
         return np.array(to_rgb(self.image()))
+
+
+def _said(error: Exception) -> str:
+    """PIL's own words name an object in memory."""
+    return "no image of a known kind" if isinstance(error, UnidentifiedImageError) else str(error)
 
 
 def _decode_jpeg(data: np.ndarray, reduction: int) -> np.ndarray | None:

@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from PIL import Image, ImageCms, ImageColor, ImageOps
+from PIL import Image, ImageCms, ImageColor, ImageOps, UnidentifiedImageError
 
+from datamodules import jpeg_damage
 from datamodules.decoding import to_rgb
+from datamodules.file_kinds import other_kind
 from datamodules.samples import ShardError
 from datamodules.tally import Tally
 
@@ -66,25 +68,25 @@ class ImageBytes(NamedTuple):
     """Whether it was applied."""
 
 
-def read_image(path: Path, rules: PixelRules, tally: Tally) -> ImageBytes:
+def read_image(path: Path, rules: PixelRules, tally: Tally, strict: bool = True) -> ImageBytes:
     """An image file.
 
     Args:
         path: of the file.
         rules: what counts beside stored pixels.
         tally: counts what readers of the shards will not see.
+        strict: whether a colour profile that cannot be applied is an error, or left unapplied and counted.
 
     Raises:
-        ShardError: for a file that is empty, cut off, or no image of these formats.
+        ShardError: for a file that is empty, damaged, or no image of these formats.
     """
     data = file_bytes(path)
     try:
         image = Image.open(io.BytesIO(data), formats=FORMATS)
-        if not _whole(data, str(image.format)):
-            image.load()  # raises where something is really missing
+        _refuse_damaged(image, data, path)
         orientation = _orientation(image, data)
         image.seek(0)
-        changed = _changed(image, path, orientation, rules, tally)
+        changed = _changed(image, path, orientation, rules, tally, strict)
         stored = image.size
         if changed is None and image.format in KEPT:
             return ImageBytes(KEPT[image.format], data, stored, stored, orientation)
@@ -95,11 +97,17 @@ def read_image(path: Path, rules: PixelRules, tally: Tally) -> ImageBytes:
     except ShardError:
         raise
     except Exception as error:  # PIL raises anything from SyntaxError to struct.error on damaged files
-        raise ShardError(
-            f"{path} cannot be read as {', '.join(FORMATS)} ({type(error).__name__}: {error}); replace or remove it, "
-            "or leave such files out by policy skip"
-            + ("; bands are read by --channels" if data.startswith(TIFFS) else "")
-        ) from None
+        raise ShardError(_unreadable(path, data, error)) from None
+
+
+def _unreadable(path: Path, data: bytes, error: Exception) -> str:
+    if (kind := other_kind(data)) is not None:
+        return f"{path} is {kind[0]}, whatever it is called; {kind[1]}, or leave such files out by policy skip"
+    reason = "its first bytes are none of theirs" if isinstance(error, UnidentifiedImageError) else str(error)
+    return (
+        f"{path} cannot be read as {', '.join(FORMATS)} ({type(error).__name__}: {reason}); replace or remove it, "
+        "or leave such files out by policy skip" + ("; bands are read by --channels" if data.startswith(TIFFS) else "")
+    )
 
 
 def file_bytes(path: Path) -> bytes:
@@ -115,13 +123,27 @@ def file_bytes(path: Path) -> bytes:
     return data
 
 
-def _whole(data: bytes, kind: str) -> bool:
-    """Whether a file has the end that its format calls for; without one it may still be whole."""
-    if kind in ("JPEG", "MPO"):
-        return data.rfind(b"\xff\xd9") > data.rfind(b"\xff\xda")  # end of image, start of scan
-    if kind == "PNG":
-        return data.rfind(b"IEND\xae\x42\x60\x82") > 0
-    return kind == "WEBP" and len(data) >= int.from_bytes(data[4:8], "little") + 8
+def _refuse_damaged(image: Image.Image, data: bytes, path: Path) -> None:
+    """Raises where an image cannot be decoded whole, which readers of the shards would meet in the middle of a run.
+
+    All are decoded but JPEGs that end as they should, which is most of what there is: of these decoders say nothing.
+    """
+    if image.format in ("JPEG", "MPO"):
+        if (at := jpeg_damage.zeros(data)) is not None:
+            raise ShardError(
+                f"{path} is damaged: from byte {at} of {len(data)} on zeros stand in the place of its pixels; fetch it "
+                "again or remove it, or leave such files out by policy skip"
+            )
+        if jpeg_damage.first_scan(data) is None:
+            raise ShardError(
+                f"{path} is cut off before its pixels; fetch it again or remove it, or leave such files out by policy "
+                "skip"
+            )
+        if jpeg_damage.is_whole(data):
+            return
+    elif image.format == "PNG":  # decoding does not look at the checksums of pixels
+        Image.open(io.BytesIO(data), formats=["PNG"]).verify()
+    image.load()
 
 
 def _orientation(image: Image.Image, data: bytes) -> int:
@@ -133,7 +155,9 @@ def _orientation(image: Image.Image, data: bytes) -> int:
     return found if found in range(1, 9) else 1
 
 
-def _changed(image: Image.Image, path: Path, orientation: int, rules: PixelRules, tally: Tally) -> Image.Image | None:
+def _changed(
+    image: Image.Image, path: Path, orientation: int, rules: PixelRules, tally: Tally, strict: bool
+) -> Image.Image | None:
     """The image as the rules have it; None where they change nothing."""
     changed: Image.Image | None = None
     if image.format != "MPO" and getattr(image, "n_frames", 1) > 1:
@@ -145,7 +169,12 @@ def _changed(image: Image.Image, path: Path, orientation: int, rules: PixelRules
     profile = image.info.get("icc_profile")
     if profile and not _is_srgb(profile):
         if rules.profile == "srgb":
-            changed = _to_srgb(image, profile)
+            try:
+                changed = _to_srgb(image, profile)
+            except (ImageCms.PyCMSError, OSError) as error:
+                if strict:
+                    raise ShardError(_unfit(image, profile, path)) from error
+                tally.add("images whose colour profile does not fit them and was ignored", path.name)
         else:
             tally.add(f"images with a colour profile, {IGNORED} (--pixels.profile srgb converts them)", path.name)
     if _transparent(image):
@@ -177,7 +206,13 @@ def _is_srgb(profile: bytes) -> bool:
 
 
 def _to_srgb(image: Image.Image, profile: bytes) -> Image.Image:
-    source = image.convert("RGB") if image.mode not in ("RGB", "RGBA", "CMYK", "L") else image
+    """Raises what PIL does for a profile of another kind of pixels."""
+    if image.mode in ("RGB", "RGBA", "CMYK", "L"):
+        source = image
+    elif image.mode in ("1", "LA", "La") or image.mode.startswith("I"):
+        source = to_rgb(image).convert("L")
+    else:
+        source = image.convert("RGB")
     converted = ImageCms.profileToProfile(
         source, io.BytesIO(profile), ImageCms.createProfile("sRGB"),
         outputMode="RGBA" if source.mode == "RGBA" else "RGB",
@@ -185,6 +220,19 @@ def _to_srgb(image: Image.Image, profile: bytes) -> Image.Image:
     assert converted is not None
     converted.info.pop("icc_profile", None)
     return converted
+
+
+def _unfit(image: Image.Image, profile: bytes, path: Path) -> str:
+    try:
+        found = ImageCms.ImageCmsProfile(io.BytesIO(profile)).profile
+        what = f"its colour profile, {found.profile_description!r}, is for {found.xcolor_space.strip()}"
+    except (ImageCms.PyCMSError, OSError):
+        what = "its colour profile is broken"
+    return (
+        f"{path}: {what}, and its pixels are {image.mode}, so it cannot be converted to sRGB; leave profiles alone by "
+        "--pixels.profile ignore, or take it out of the file, or pass --policy skip, which keeps such images as they "
+        "are and counts them"
+    )
 
 
 def _transparent(image: Image.Image) -> bool:

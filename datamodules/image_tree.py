@@ -10,28 +10,30 @@ from datamodules.channel_files import SUFFIXES, folder_member
 from datamodules.folders import files_below, is_litter
 from datamodules.image_files import IMAGE_SUFFIXES, PixelRules, read_image
 from datamodules.labels import folder_labels
+from datamodules.layout_names import is_notes, no_classes, odd_among
 from datamodules.pixel_format import RGB, PixelFormat
-from datamodules.samples import Labels, RawSample, ShardError, Source, labels_of
+from datamodules.samples import Labels, RawSample, ShardError, Source, labels_of, no_folder
 from datamodules.tally import Tally, some
 
 logger = logging.getLogger(__name__)
 
-SPLITS = {"train", "training", "val", "valid", "validation", "test", "testing"}
-"""Names of folders that hold class folders and are none."""
 
-
-def class_folders(root: Path, suffixes: Sequence[str] = IMAGE_SUFFIXES) -> list[Path]:
+def class_folders(
+    root: Path, suffixes: Sequence[str] = IMAGE_SUFFIXES, tally: Tally | None = None, listed: Sequence[str] = ()
+) -> list[Path]:
     """The class folders of a tree, sorted as text.
 
     Args:
         root: the tree.
         suffixes: endings of files that are taken for images.
+        tally: counts folders whose names are seldom classes'.
+        listed: names that are known to be classes'.
 
     Raises:
         ShardError: where there are none, or images beside them, which would have no class, or the folders are splits.
     """
     if not root.is_dir():
-        raise ShardError(f"no folder {root}")
+        raise ShardError(no_folder(root))
     inside = [path for path in root.iterdir() if not is_litter(path.name)]
     folders = sorted(path for path in inside if path.is_dir())
     loose = sorted(path.name for path in inside if not path.is_dir() and path.suffix.lower() in suffixes)
@@ -44,11 +46,14 @@ def class_folders(root: Path, suffixes: Sequence[str] = IMAGE_SUFFIXES) -> list[
             f"images beside the class folders of {root} have no class ({len(loose)}: {some(loose)}); move "
             f"them into one, {unlabelled}"
         )
-    if {folder.name.lower() for folder in folders} <= SPLITS:
+    names = [folder.name for folder in folders if folder.name not in listed]
+    if names and (why := no_classes(names)):
         raise ShardError(
-            f"the folders of {root}, {some([f.name for f in folders])}, are splits and no classes; take one of them: "
-            f"{folders[0]}"
+            f"the folders of {root}, {some(names)}, {why}; if they are classes, say so by a list of them, --classes"
         )
+    for name in odd_among(names):
+        if tally is not None:
+            tally.add("folders that are called like a split, or like what belongs to images, taken for classes", name)
     return folders
 
 
@@ -90,6 +95,13 @@ def class_images(
     return found
 
 
+def count_notes(root: Path, images: Sequence[Path], tally: Tally) -> None:
+    """Counts images that stand in folders of masks or labels, and are read all the same."""
+    for path in images:
+        if any(is_notes(part) for part in path.relative_to(root).parts[:-1]):
+            tally.add("images in folders of masks or the like, taken for images", path.relative_to(root))
+
+
 class ImageTree(Source):
     """A tree of class folders: a source of one piece, and its own reader.
 
@@ -129,7 +141,7 @@ class ImageTree(Source):
         else:
             field, data = folder_member(path, self.pixels)
         members = {field: data} | ({} if label is None else {"cls": str(label).encode()})
-        return RawSample(str(self.root), str(path.relative_to(self.root)), members)
+        return RawSample(str(self.root), path.relative_to(self.root).as_posix(), members)
 
     def look_ahead(self, indices: np.ndarray) -> None:
         """Nothing has to be fetched."""
@@ -154,10 +166,11 @@ class ImageFolder(ImageTree):
         self.pixels = pixels
         root = Path(root).expanduser()
         if not root.is_dir():
-            raise ShardError(f"no folder {root}, which data.init_args.{option} names")
+            raise ShardError(f"{no_folder(root)}, which data.init_args.{option} names")
         tally = Tally()
         suffixes = IMAGE_SUFFIXES if pixels.plain else SUFFIXES
         images = class_images(root, tally, strict=False, may_be_empty=True, suffixes=suffixes)
+        count_notes(root, images, tally)
         _report(root, tally)
         if not images:
             raise ShardError(f"data.init_args.{option}: {root} holds no image; wanted one of {', '.join(suffixes)}")

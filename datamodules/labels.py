@@ -18,7 +18,7 @@ _ILSVRC = re.compile(r"ILSVRC2012_val_(\d{8})")
 
 
 def _timm_lines(name: str) -> list[str]:
-    return files("timm.data").joinpath("_info", name).read_text().split()
+    return files("timm.data").joinpath("_info", name).read_text(encoding="utf-8").split()
 
 
 def synset_list(source: str) -> list[str]:
@@ -28,7 +28,7 @@ def synset_list(source: str) -> list[str]:
     path = Path(source).expanduser()
     if not path.is_file():
         raise ShardError(f"no list of class folders at {path}; write one name a line, in the order of the classes")
-    return path.read_text().splitlines()
+    return path.read_text(encoding="utf-8-sig").splitlines()
 
 
 def folder_labels(names: Sequence[str], synsets: str = "imagenet") -> dict[str, int]:
@@ -65,10 +65,10 @@ def subset_classes(classes: str | Sequence[int]) -> list[int] | None:
 def validation_labels(source: str) -> list[list[int]]:
     """Label lists of the ILSVRC validation images in their order: ``imagenet_real`` (ReaL, timm's copy), or a file."""
     if source == REAL:
-        return json.loads(files("timm.data").joinpath("_info", "imagenet_real_labels.json").read_text())
+        return json.loads(files("timm.data").joinpath("_info", "imagenet_real_labels.json").read_text(encoding="utf-8"))
     path = Path(source).expanduser()
     try:
-        return [[int(label) for label in labels] for labels in json.loads(path.read_text())]
+        return [[int(label) for label in labels] for labels in json.loads(path.read_text(encoding="utf-8-sig"))]
     except (OSError, ValueError, TypeError) as error:
         raise ShardError(f"{path} is no JSON list of label lists ({type(error).__name__}: {error})") from None
 

@@ -10,6 +10,15 @@ turned so that they stand beside each other. */
 #include <immintrin.h>
 #endif
 
+#ifdef _WIN32 /* whose C library has another name for it, and for giving it back */
+#include <malloc.h>
+#define aligned_alloc(alignment, size) _aligned_malloc(size, alignment)
+#define aligned_free _aligned_free
+#else
+#include <stdlib.h>
+#define aligned_free free
+#endif
+
 #define LANES 16
 
 #if defined(__AVX512F__) && defined(__AVX512BW__)

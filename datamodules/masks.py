@@ -25,6 +25,15 @@ IGNORED = 1000
 """ImageNet-S's id of pixels that take no part."""
 MOST_CLASSES = 919
 """Of ImageNet-S's sets the largest."""
+VOID = 255
+"""What Pascal VOC, Cityscapes and ADE20K call pixels that take no part."""
+WITH_VOID = (
+    "with 255 beside other ids, which counts as foreground as they do (void in VOC, Cityscapes, ADE20K: "
+    "--model.ignore_index 255)"
+)
+BLURRED = (
+    "of 0 and 255 with blurred edges, whose every grey level above 0 counts as foreground (write them anew as 0 and 1)"
+)
 SHOWN = 4
 
 
@@ -60,6 +69,22 @@ def ids_of(
             f"Declare how it was made, {option} = {', '.join(ENCODINGS[1:])}, or write it as one channel of ids"
         )
     return ids
+
+
+def odd_ids(ids: np.ndarray) -> str | None:
+    """What is strange about a mask's ids, as it reads after "masks"; None for nothing.
+
+    Args:
+        ids: of any shape; 0 is background.
+    """
+    counts = np.bincount(ids[(ids >= 0) & (ids < 256)].ravel(), minlength=256)
+    between = counts[1:VOID]
+    if not counts[VOID] or not between.any():
+        return None
+    # edges take every level and few pixels; numbers of classes lie close together, or cover as much as the void
+    if between[:63].any() and between[191:].any() and between.sum() < counts[VOID] and np.count_nonzero(between) > 3:
+        return BLURRED
+    return WITH_VOID
 
 
 def _ids(image: Image.Image, data: bytes, encoding: MaskEncoding) -> np.ndarray:

@@ -84,7 +84,7 @@ class NormalizesImages:
             except ShardError:  # reading the shards meets the same
                 return ""
         path = Path(self.root).expanduser() / INFO_FILES[0]
-        return path.read_text() if path.is_file() else ""
+        return path.read_text(encoding="utf-8") if path.is_file() else ""
 
     @property
     def _cache(self) -> ShardCache:

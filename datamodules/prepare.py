@@ -26,16 +26,24 @@ from datamodules.image_tree import ImageFolder
 from datamodules.masks import MOST_CLASSES, MaskEncoding
 from datamodules.pixel_format import PixelFormat
 from datamodules.samples import ShardError
-from datamodules.shard_info import INFO_FILES, Scan, relative_name
-from datamodules.shard_names import shard_paths
+from datamodules.shard_info import INFO_FILES, Scan, folder_info, relative_name
+from datamodules.shard_names import refuse_mixed, shard_paths
 from datamodules.shards import ShardSet
-from datamodules.split_writer import enter_split, read_info, write_split
+from datamodules.split_writer import check_split_name, enter_split, read_info, write_split
 from datamodules.statistics import statistics_of
 from datamodules.tree_samples import MaskTree, Policy, TreeSamples, class_list, labelled_images, unlabelled_images
 
 logger = logging.getLogger(__name__)
 
 __all__ = ["demo", "demo_robustness", "imagefolder", "imagenet_s", "index", "statistics", "write_split"]
+
+
+def _apart(out: str, root: Path) -> Path:
+    """The folder for the shards. ValueError where it lies among the images, where the next look would find shards."""
+    folder = Path(out)
+    if root.resolve() in (folder.resolve(), *folder.resolve().parents):
+        raise ValueError(f"--out {out} lies inside the images' folder {root}: give a folder beside it")
+    return folder
 
 
 def imagefolder(
@@ -69,7 +77,7 @@ def imagefolder(
         bits: 8, 16, or 32 for floats.
         pages: of a TIFF file with several: ``one`` refuses it, ``bands`` takes each as a channel.
     """
-    root, folder = Path(src).expanduser(), Path(out)
+    root, folder = Path(src).expanduser(), _apart(out, Path(src).expanduser())
     names = None
     samples = TreeSamples(root, pixels, policy, _format(channels, bits, pages))
     if unlabelled:
@@ -118,7 +126,8 @@ def imagenet_s(
         largest_id: highest id beside 1000: 919, 300 or 50.
         channels, bits, pages: see imagefolder.
     """
-    root, folder = Path(src).expanduser() / split, Path(out)
+    root = Path(src).expanduser() / split
+    folder = _apart(out, root)
     samples = TreeSamples(root, pixels, policy, _format(channels, bits, pages))
     images, names = labelled_images(
         root, samples, "sorted", class_list(folder, split, classes, overwrite), classes or str(folder / CLASSES_FILE)
@@ -177,8 +186,11 @@ def index(root: str, split: str, pattern: str, overwrite: bool = False, classes:
         overwrite: replace a split of that name.
         classes: list of classes, to be kept beside the shards; see imagefolder.
     """
+    check_split_name(split)
     folder = Path(root).expanduser()
     paths = shard_paths(folder, pattern, "--pattern")
+    known = folder_info(folder, paths)
+    refuse_mixed(pattern, {name: known[name].splits for name in known}, "--pattern", folder)
     info = read_info(folder, split, overwrite)
     names = None if classes is None else read_classes(classes)
     scanned = Scan()
@@ -193,7 +205,8 @@ def statistics(
     """Mean and std of every channel over all pixels of some shards, or of a folder of images.
 
     They are printed as YAML for a configuration. Where ``_info.json`` lists the shards as one split, they are kept
-    there, and runs on other than ordinary images take them from it. Give the training split's.
+    there, and runs on other than ordinary images take them from it; of a folder of images nothing is kept, and they are
+    printed as options too. Give the training split's.
 
     Args:
         root: folder with the shards.
@@ -203,12 +216,14 @@ def statistics(
     folder, form = Path(root).expanduser(), PixelFormat(channels, bits, pages=pages)
     if shards and (folder / shards).is_dir():
         found = statistics_of(ImageFolder(folder / shards, "shards", form), form)
+        options = " ".join(f"--data.{name} '{json.dumps(found[name])}'" for name in ("mean", "std"))
+        logger.info("not kept, as nothing is written into a folder of images; pass to runs on it: %s", options)
     else:
         source = ShardSet.find(folder, shards, "shards")
         found = statistics_of(source, form)
         names = {relative_name(Path(path), folder) for path in source.paths}
         path = folder / INFO_FILES[0]
-        info = json.loads(path.read_text()) if path.is_file() else {"splits": {}}
+        info = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {"splits": {}}
         for name, split in info["splits"].items():
             if set(split["filenames"]) == names:
                 split |= {"pixels": form.record(), "statistics": found}
@@ -247,8 +262,8 @@ def demo_robustness(out: str, per_class: int = 20) -> None:
             path.write_bytes(_png(image))
             if split == "real":
                 answers.append([[label], [label, (label + 1) % len(CLASSES)], []][min(2, number % 10 // 4)])
-    (aside / "real.json").write_text(json.dumps(answers))
-    (aside / "classes.txt").write_text("\n".join(names))
+    (aside / "real.json").write_text(json.dumps(answers), encoding="utf-8")
+    (aside / "classes.txt").write_text("\n".join(names), encoding="utf-8")
     aside.rename(folder)
     logger.info("robustness sets under %s", folder)
 

@@ -41,6 +41,14 @@ def is_remote(root: str) -> bool:
     return re.match(r"(pipe:|[a-z][a-z0-9+]*://)", root) is not None and not root.startswith("file:")
 
 
+def _speaks(pipe: IO[bytes], stall: float) -> bool:
+    """Whether a byte or the end comes within so many seconds; Windows cannot tell, and there one is waited for."""
+    try:
+        return bool(select.select([pipe], [], [], stall)[0])
+    except OSError:
+        return True
+
+
 class ShardCache:
     """A local folder with shards of a remote root.
 
@@ -132,7 +140,7 @@ class ShardCache:
             # a pipe that is silent must not hold the run up for ever
             raw: IO[bytes] = stream.stream if isinstance(stream, Pipe) else stream
             while True:
-                if isinstance(stream, Pipe) and not select.select([raw], [], [], self.stall)[0]:
+                if isinstance(stream, Pipe) and not _speaks(raw, self.stall):
                     stream.proc.kill()
                     raise OSError(f"no byte in {self.stall:g} s")
                 chunk = raw.read1(CHUNK) if hasattr(raw, "read1") else raw.read(CHUNK)  # type: ignore[attr-defined]
@@ -167,7 +175,7 @@ class ShardCache:
     def _locked(self, name: str) -> Iterator[None]:
         locks = self.folder / ".locks"
         locks.mkdir(parents=True, exist_ok=True)
-        with (locks / name).open("w") as file:
+        with (locks / name).open("w", encoding="utf-8") as file:
             if fcntl is not None:
                 fcntl.flock(file, fcntl.LOCK_EX)
             yield
@@ -185,5 +193,6 @@ class ShardCache:
                 if size <= self.max_bytes:
                     break
                 if path != keep:
-                    path.unlink(missing_ok=True)
-                    size -= one
+                    with suppress(PermissionError):  # Windows keeps a file that a process reads
+                        path.unlink(missing_ok=True)
+                        size -= one

@@ -5,10 +5,11 @@ integer), optionally ``KEY.mask.png`` and ``KEY.json``.
 Members are found by these endings, so a dot inside KEY does no harm.
 """
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -23,6 +24,11 @@ LARGEST_IMAGE = 64 << 20
 
 class ShardError(ValueError):
     """Something is wrong with a shard or a sample in it; the message names it and the remedy."""
+
+
+def no_folder(path: Path) -> str:
+    """In words, that a path is none."""
+    return f"{path} is a file and no folder" if path.is_file() else f"no folder {path}"
 
 
 class Sample(NamedTuple):
@@ -55,11 +61,21 @@ class RawSample(NamedTuple):
     def label(self) -> int:
         if "cls" not in self.fields:
             raise ShardError(f"{self.name} has no .cls member with its class; rewrite it with datamodules.prepare")
-        text = self.fields["cls"]
-        try:
-            return int(text)
-        except ValueError:
-            raise ShardError(f"{self.name}: .cls holds {text[:40]!r}, wanted an integer") from None
+        number = class_number(self.fields["cls"])
+        if number is None:
+            raise ShardError(f"{self.name}: .cls holds {self.fields['cls'][:40]!r}; {WANTED_CLASS}")
+        return number
+
+
+WANTED_CLASS = (
+    "wanted the class's number, from 0, in ASCII digits: write the shards anew with numbers, as python -m "
+    "datamodules.prepare imagefolder does from class folders"
+)
+
+
+def class_number(text: bytes) -> int | None:
+    """The number that a ``.cls`` holds; None where it holds something else, such as a name or 1.0."""
+    return int(text) if re.fullmatch(rb"\s*[+-]?[0-9]+\s*", text) else None
 
 
 def split_member(name: str) -> tuple[str, str] | None:
@@ -71,34 +87,56 @@ def split_member(name: str) -> tuple[str, str] | None:
 
 
 class Labels(NamedTuple):
-    """What is known of some samples' classes."""
+    """What is known of some samples without reading them one by one."""
 
     samples: int
     labelled: int
     """How many of them have a class."""
     lowest: int | None
     highest: int | None
+    unreadable: int = 0
+    """Of how many the class is no number."""
+    example: str | None = None
+    """What the first of these has in its place, as Python writes it."""
+    imageless: int = 0
+    """How many have neither image nor array."""
 
     def __add__(self, other: "Labels") -> "Labels":  # type: ignore[override]
         lows = [v for v in (self.lowest, other.lowest) if v is not None]
         highs = [v for v in (self.highest, other.highest) if v is not None]
-        samples, labelled = self.samples + other.samples, self.labelled + other.labelled
-        return Labels(samples, labelled, min(lows, default=None), max(highs, default=None))
+        return Labels(
+            self.samples + other.samples,
+            self.labelled + other.labelled,
+            min(lows, default=None),
+            max(highs, default=None),
+            self.unreadable + other.unreadable,
+            other.example if self.example is None else self.example,
+            self.imageless + other.imageless,
+        )
+
+    def record(self) -> dict[str, Any]:
+        """For ``_info.json``: what is as it should be goes without saying."""
+        said = self._asdict()
+        return {name: said[name] for name in said if name not in self._field_defaults or said[name]}
 
 
 NO_SAMPLES = Labels(0, 0, None, None)
 
 
-def labels_of(values: list[bytes | None]) -> Labels:
-    """Of each sample's ``.cls``; what is no integer counts as a class, and is reported where it is read."""
-    numbers = []
-    for value in values:
-        try:
-            numbers.append(int(value or b""))
-        except ValueError:
-            continue
-    labelled = sum(value is not None for value in values)
-    return Labels(len(values), labelled, min(numbers, default=None), max(numbers, default=None))
+def labels_of(values: Sequence[bytes | None], imageless: int = 0) -> Labels:
+    """Of each sample's ``.cls``; what is no number counts as a class, and as one that cannot be read.
+
+    Args:
+        values: content of the members; None for a sample without.
+        imageless: how many samples have no image.
+    """
+    there = [value for value in values if value is not None]
+    numbers = [number for value in there if (number := class_number(value)) is not None]
+    example = next((repr(value[:40]) for value in there if class_number(value) is None), None)
+    return Labels(
+        len(values), len(there), min(numbers, default=None), max(numbers, default=None),
+        len(there) - len(numbers), example, imageless,
+    )  # fmt: skip
 
 
 class SampleReader(Protocol):

@@ -3,6 +3,7 @@
 import copy
 import logging
 import os
+import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,21 +11,23 @@ from typing import Any, Literal, Protocol
 
 import torch
 from lightning.pytorch import LightningDataModule
-from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
 from datamodules.dataset import Policy, ShardDataset
 from datamodules.image_tree import ImageFolder
 from datamodules.loaders import ResumableLoader, ShardLoader
+from datamodules.masks import odd_ids
 from datamodules.normalisation import NormalizesImages, check_normalisation
 from datamodules.position import Position, TrainerPosition
 from datamodules.remote import is_remote
-from datamodules.samples import Source
+from datamodules.samples import ARRAY_FIELD, IMAGE_FIELDS, Source
 from datamodules.shards import ShardSet
 from datamodules.span_plan import EvaluationPlan, TrainPlan
 from datamodules.split_checks import (
     check_channels,
     check_classes,
+    check_images,
     check_labels,
     check_records,
     check_sizes,
@@ -134,6 +137,7 @@ class ShardDataModule(NormalizesImages, LightningDataModule):
         self.pixels = common_format({name: split.transform.pixels for name, split in self.splits.items()})
         check_normalisation(mean, std, self.pixels)
         self._position: Position | None = None
+        self._masks_looked_at = False
         self._sources: dict[str, Source] = {}
         self._found: dict[str, Source] = {}
 
@@ -240,7 +244,15 @@ class ShardDataModule(NormalizesImages, LightningDataModule):
         self._check_format()
         check_classes({self._option(split): self.source(split) for split in splits})
         for split in splits:
-            if stage == "predict" or not self.splits[split].transform.labels_required:
+            transform, known = self.splits[split].transform, self.source(split).labels
+            if {*IMAGE_FIELDS, ARRAY_FIELD} & {*transform.fields}:
+                check_images(self.source(split), self._option(split), self.policy == "strict")
+            if stage == "predict" or not transform.labels_required:
+                if known is not None and known.unreadable:
+                    rank_zero_info(
+                        f"data.init_args.{self._option(split)}: the class of {known.unreadable} samples is no number "
+                        f"({known.example}) and counts as none"
+                    )
                 continue
             if getattr(module, "needs_labels", True):
                 check_labels(self.source(split), self._option(split), count, self.policy == "strict")
@@ -307,10 +319,14 @@ class ShardDataModule(NormalizesImages, LightningDataModule):
 
     def predict_dataloader(self) -> Any:
         """Those of ``val`` where nothing else was given."""
+        # batches name their samples by key, so nobody asks Lightning for their numbers
+        warnings.filterwarnings("ignore", f"Couldn't infer the batch indices.*{ShardLoader.__name__}")
         return self._evaluation("predict" if self._stages["predict"] else "val", labels_required=False)
 
     def _evaluation(self, stage: Stage, labels_required: bool = True) -> ShardLoader | list[ShardLoader]:
         loaders = [self._evaluation_loader(split, True, labels_required) for split in self._stages[stage]]
+        if not loaders:
+            warnings.filterwarnings("ignore", "Total length of `list` across ranks is zero")
         return loaders[0] if self._stages[stage] == [stage] else loaders
 
     def _evaluation_loader(self, split: str, persistent: bool = True, labels_required: bool = True) -> ShardLoader:
@@ -340,6 +356,12 @@ class ShardDataModule(NormalizesImages, LightningDataModule):
             if wrong is not None:
                 where = f"sample {batch.get('key', [''])[wrong]!r} in shard {batch.get('shard', [''])[wrong]}"
                 refuse_labels(int(labels.min()), int(labels.max()), count, where)
+        if not self._masks_looked_at and isinstance(batch, dict) and len(masks := batch.get("mask", ())):
+            self._masks_looked_at = True
+            ignored = getattr(module, "ignore_index", -1)
+            odd = next((odd for mask in masks if (odd := odd_ids(mask[mask != ignored].numpy()))), None)
+            if odd is not None:
+                rank_zero_warn(f"data: there are masks {odd}")
         return batch
 
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:

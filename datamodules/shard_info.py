@@ -21,6 +21,8 @@ logger = logging.getLogger(__name__)
 
 INFO_FILES = ("_info.json", "info.json")
 COUNTS_FILE = ".shard_counts.json"
+KEPT = 2 + len(Labels._fields)
+"""What is kept of a shard there: its size in bytes, when it was changed, and the fields of :class:`Labels`."""
 
 
 class ShardInfo(NamedTuple):
@@ -29,6 +31,8 @@ class ShardInfo(NamedTuple):
     length: int
     labels: Labels | None
     """Of the samples of its split, or of its own; None where nothing was said."""
+    splits: tuple[str, ...] = ()
+    """Names of the splits that it belongs to, as far as that is said."""
 
 
 def shard_infos(folder: Path, paths: Sequence[Path]) -> list[ShardInfo]:
@@ -51,11 +55,11 @@ def shard_infos(folder: Path, paths: Sequence[Path]) -> list[ShardInfo]:
         except FileNotFoundError:
             raise gone(path) from None
         entry = kept.get(name)
-        if entry is None or len(entry) != 6 or entry[:2] != [stat.st_size, stat.st_mtime_ns]:
+        if entry is None or len(entry) != KEPT or entry[:2] != [stat.st_size, stat.st_mtime_ns]:
             labels = scanned.add(path, name)
             entry = kept[name] = [stat.st_size, stat.st_mtime_ns, labels.samples, *labels[1:]]
             fresh = True
-        infos.append(ShardInfo(entry[2], Labels(*entry[2:])))
+        infos.append(ShardInfo(entry[2], Labels(*entry[2:]), known[name].splits if name in known else ()))
     scanned.report(folder)
     if fresh:
         for file in kept_in:
@@ -70,7 +74,7 @@ def shard_infos(folder: Path, paths: Sequence[Path]) -> list[ShardInfo]:
 
 def _kept_counts(file: Path) -> dict[str, list]:
     try:
-        return json.loads(file.read_text())
+        return json.loads(file.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError):  # none, or not one of ours: count again
         return {}
 
@@ -118,7 +122,7 @@ def _info(folder: Path) -> dict[str, ShardInfo]:
     for name in INFO_FILES:
         path = folder / name
         if path.is_file():
-            return parse_info(path.read_text(), str(path))
+            return parse_info(path.read_text(encoding="utf-8-sig"), str(path))
     return {}
 
 
@@ -126,11 +130,14 @@ def parse_info(text: str, source: str) -> dict[str, ShardInfo]:
     """Shards by name out of an ``_info.json``. ShardError, naming ``source``, where it is no such file."""
     found: dict[str, ShardInfo] = {}
     try:
-        for split in json.loads(text)["splits"].values():
+        for of, split in json.loads(text)["splits"].items():
             said = split.get("labels")
-            labels = None if said is None else Labels(*(said[field] for field in Labels._fields))
-            lengths = zip(split["filenames"], split["shard_lengths"], strict=True)
-            found |= {name: ShardInfo(int(length), labels) for name, length in lengths}
+            labels = (
+                None if said is None else Labels(**{field: said[field] for field in Labels._fields if field in said})
+            )
+            for name, length in zip(split["filenames"], split["shard_lengths"], strict=True):
+                before = found[name].splits if name in found else ()
+                found[name] = ShardInfo(int(length), labels, (*before, str(of)))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ShardError(
             f"{source} is not in timm's schema, splits → name → filenames, shard_lengths ({error!r}); "

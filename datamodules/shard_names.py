@@ -1,19 +1,27 @@
 """Which shards a pattern means: globs, with ``{0000..1023}`` ranges; ``*`` stops at a folder, ``**/`` goes into all.
 
-Patterns are read from the root; ``../other/*.tar`` and paths from ``/`` on lead out of it.
+Patterns are read from the root; ``../other/*.tar`` and paths from ``/`` on lead out of it. Where ``_info.json`` says
+which split a shard belongs to, a pattern means those of one split, or of all that it names: ``train-*.tar`` is refused
+where it would take shards of train-noisy along, ``{train,train-noisy}-*.tar`` takes both.
 """
 
-from collections.abc import Iterable
+import logging
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
+from glob import escape
 from pathlib import Path
+from posixpath import join, normpath
 
 from braceexpand import braceexpand
 
 from datamodules.folders import folders_below
 from datamodules.image_files import IMAGE_SUFFIXES
-from datamodules.samples import ShardError
+from datamodules.samples import ShardError, no_folder
 from datamodules.shard_index import COMPRESSED
 from datamodules.tally import some
+
+logger = logging.getLogger(__name__)
 
 LOOKED_AT = 10_000
 """Files below a folder that a message about it is made from."""
@@ -28,7 +36,7 @@ def shard_paths(folder: Path, pattern: str, option: str) -> list[Path]:
         option: the configuration key that holds the pattern, for messages.
     """
     if not folder.is_dir():
-        raise ShardError(f"no folder {folder}: set data.init_args.root to the folder that holds the shards")
+        raise ShardError(f"{no_folder(folder)}: set data.init_args.root to the folder that holds the shards")
     if not pattern:
         raise ShardError(f"{option} is empty; name shards in {folder}, such as 'train-*.tar'")
     paths = {path for part in braceexpand(pattern) for path in _glob(folder, part)}
@@ -44,8 +52,8 @@ def shard_paths(folder: Path, pattern: str, option: str) -> list[Path]:
 
 
 def _glob(folder: Path, part: str) -> set[Path]:
-    if part.startswith("/"):
-        folder, part = Path("/"), part.lstrip("/")
+    if anchor := Path(part).anchor:  # "/", on Windows "C:/" and the like
+        folder, part = Path(anchor), part[len(anchor) :].lstrip("/")
     head, every, tail = part.partition("**/")
     starts = [path for path in folder.glob(head) if path.is_dir()] if head else [folder]
     found = {path for start in starts for below in folders_below(start) for path in below.glob(tail)} if every else {
@@ -119,3 +127,73 @@ def _matches(name: list[str], part: list[str]) -> bool:
 def named(pattern: str) -> set[str]:
     """The names a pattern spells out, which must all be there."""
     return {part for part in braceexpand(pattern) if not set(part) & set("*?[")}
+
+
+def refuse_mixed(pattern: str, splits: Mapping[str, Sequence[str]], option: str, folder: Path | None = None) -> None:
+    """ShardError where a pattern takes shards of several splits and does not name them all.
+
+    A split is named by a part of the pattern (between braces' alternatives) that has its name in it as a word, or that
+    means no other's shards. A pattern of all tars, ``*.tar``, is taken at its word, with a warning.
+
+    Args:
+        pattern: see above.
+        splits: of shards by their names, paths from the root; those that the pattern does not mean have no say.
+        option: the configuration key that holds the pattern, for messages.
+        folder: the root, for patterns that lead out of it; None for a remote one.
+    """
+    parts = list(braceexpand(pattern))
+    means = {part: _meant(part, [name for name in splits if splits[name]], folder) for part in parts}
+    of = {name: set(splits[name]) for names in means.values() for name in names}
+    if not of or set.intersection(*of.values()):  # one split holds them all, whatever others do
+        return
+    members: dict[str, list[str]] = {}
+    for name in sorted(of):
+        for split in sorted(of[name]):
+            members.setdefault(split, []).append(name)
+    meant: set[str] = set()
+    for part in parts:
+        here = {split for name in means[part] for split in of[name]}
+        meant |= here if len(here) == 1 else {split for split in here if _names(part, split)}
+    if not members.keys() - meant:
+        return
+    counts = ", ".join(f"{split} ({len(names)})" for split, names in members.items())
+    if {*parts} <= {"*.tar", "**/*.tar", "*", "**/*"}:
+        logger.warning("%s=%r takes the shards of several splits together: %s", option, pattern, counts)
+        return
+    each = {split: _exactly(names) for split, names in members.items()}
+    first = next(iter(each))
+    such_as = (
+        f", such as {each[first]!r} for {first} alone, or {'{' + ','.join(map(str, each.values())) + '}'!r} for all"
+        if all(each.values())
+        else ""
+    )
+    raise ShardError(
+        f"{option}={pattern!r} takes shards of several splits, which _info.json tells apart: {counts}; name those that "
+        f"are meant{such_as}"
+    )
+
+
+def _meant(part: str, names: Iterable[str], folder: Path | None) -> list[str]:
+    """Those of some names, paths from the root, that a part of a pattern means, wherever it leads."""
+    if folder is None:
+        return [name for name in names if _matches(name.split("/"), part.split("/"))]
+    root = folder.absolute().as_posix()
+    wanted = normpath(join(escape(root), part)).split("/")
+    return [name for name in names if _matches(normpath(join(root, name)).split("/"), wanted)]
+
+
+def _names(part: str, split: str) -> bool:
+    """Whether a pattern has a split's name in it, as a word of its own."""
+    return re.search(rf"(?<![^\W_]){re.escape(split)}(?![^\W_])", part) is not None
+
+
+def _exactly(names: Sequence[str]) -> str | None:
+    """A pattern of these names and no others: the name, or a range where they are numbered; None for others."""
+    if len(names) == 1:
+        return names[0]
+    found = [re.fullmatch(r"(.*?)(\d+)(\.\w+)", name) for name in names]
+    parts = [(match[1], match[3], len(match[2]), int(match[2])) for match in found if match]
+    head, tail, width, low = parts[0] if parts else ("", "", 0, 0)
+    if parts != [(head, tail, width, low + i) for i in range(len(names))]:
+        return None
+    return f"{head}{{{low:0{width}d}..{low + len(names) - 1:0{width}d}}}{tail}"

@@ -12,10 +12,21 @@ from pathlib import Path
 import numpy as np
 from braceexpand import braceexpand
 
+from common.files import read_at
 from datamodules.classes import folder_classes
 from datamodules.remote import ShardCache
-from datamodules.samples import LARGEST, LARGEST_IMAGE, Labels, RawSample, Sample, ShardError, Source
-from datamodules.shard_index import gone, index_shard, shard_labels
+from datamodules.samples import (
+    ARRAY_FIELD,
+    IMAGE_FIELDS,
+    LARGEST,
+    LARGEST_IMAGE,
+    Labels,
+    RawSample,
+    Sample,
+    ShardError,
+    Source,
+)
+from datamodules.shard_index import describe, gone, index_shard, shard_labels
 from datamodules.shard_info import (
     INFO_FILES,
     ShardInfo,
@@ -25,7 +36,7 @@ from datamodules.shard_info import (
     relative_name,
     shard_infos,
 )
-from datamodules.shard_names import found_below, matching, named, shard_paths
+from datamodules.shard_names import found_below, matching, named, refuse_mixed, shard_paths
 
 
 class ShardSet(Source):
@@ -68,6 +79,9 @@ class ShardSet(Source):
         spelt_out = {relative_name(folder / name, folder) for name in named(pattern)}
         _refuse_missing(matching(announced, pattern) | spelt_out, there, folder, option)
         infos = shard_infos(folder, paths)
+        splits = {relative_name(path, folder): info.splits for path, info in zip(paths, infos, strict=True)}
+        refuse_mixed(pattern, splits, f"data.init_args.{option}", folder)
+        _refuse_nothing(paths, infos, folder, option)
         return cls(paths, [info.length for info in infos], labels=joined_labels(infos))
 
     @classmethod
@@ -76,6 +90,7 @@ class ShardSet(Source):
         announced = parse_info(cache.index(INFO_FILES), f"the index of {cache.root}")
         names = sorted(name for name in announced for part in braceexpand(pattern) if fnmatchcase(name, part))
         _refuse_missing(named(pattern), set(names), cache.root, option)
+        refuse_mixed(pattern, {name: announced[name].splits for name in names}, f"data.init_args.{option}")
         if not names:
             raise ShardError(
                 f"no shard in the index of {cache.root} matches data.init_args.{option}={pattern!r} (it names "
@@ -128,7 +143,7 @@ class ShardSet(Source):
     def _opened(self, path: Path, number: int) -> tuple[int, list[Sample]]:
         samples = self._samples(path, number)
         try:
-            return os.open(path, os.O_RDONLY), samples
+            return os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0)), samples
         except FileNotFoundError:
             raise gone(path) from None
 
@@ -155,6 +170,20 @@ def _refuse_missing(wanted: set[str], present: set[str], root: object, option: s
             + (f"{elsewhere} has its name: correct _info.json and data.init_args.{option}, or move it" if elsewhere
                else f"restore it, or take it out of _info.json and data.init_args.{option}")
         )  # fmt: skip
+
+
+def _refuse_nothing(paths: Sequence[Path], infos: Sequence[ShardInfo], folder: Path, option: str) -> None:
+    """ShardError where there is no sample at all, or not one has an image."""
+    total, labels = sum(info.length for info in infos), joined_labels(infos)
+    imageless = 0 if labels is None else labels.imageless
+    if total > imageless:
+        return
+    found = "no sample" if not total else f"{total} samples, none of which has an image"
+    raise ShardError(
+        f"the {len(paths)} shard(s) of data.init_args.{option} in {folder} hold {found}: {describe(paths)}; wanted "
+        f"members KEY.{', KEY.'.join(IMAGE_FIELDS)} or KEY.{ARRAY_FIELD}: unpack them, convert the images, and write "
+        "shards with python -m datamodules.prepare imagefolder"
+    )
 
 
 class ShardReader:
@@ -206,7 +235,7 @@ class ShardReader:
                     "allowed; write the shard without it"
                 )
             if field in fields:
-                data[field] = os.pread(file, size, offset)
+                data[field] = read_at(file, size, offset)
                 if len(data[field]) != size:
                     raise ShardError(
                         f"sample {sample.key!r} in shard {path} is cut off; fetch or write the shard again"

@@ -42,6 +42,8 @@ def laid_out(shards: Source, order: np.ndarray, start: int, stop: int) -> np.nda
 
 def train_steps(total: int, global_batch: int) -> int:
     """Batches an epoch, the same on every rank. ValueError where the data do not fill one."""
+    if not total:
+        raise ValueError("there are no training samples: the shards that data.init_args names hold none")
     if total < global_batch:
         raise ValueError(
             f"data.init_args.batch_size={global_batch} is more than the {total} training samples; lower it"

@@ -5,10 +5,27 @@ from typing import Protocol
 
 from datamodules.classes import CLASSES_FILE, differ
 from datamodules.pixel_format import RGB, PixelFormat
-from datamodules.samples import Source
+from datamodules.samples import ARRAY_FIELD, IMAGE_FIELDS, WANTED_CLASS, Source
 from datamodules.statistics import recorded
 from datamodules.tally import some
 from datamodules.transforms import Transform
+
+
+def check_images(source: Source, option: str, strict: bool) -> None:
+    """ValueError where some samples of a split are known to have no image, and that stops the run.
+
+    Args:
+        source: the split.
+        option: the configuration key of its shards.
+        strict: whether a sample without image stops the run.
+    """
+    known = source.labels
+    if strict and known is not None and known.imageless:
+        raise ValueError(
+            f"data.init_args.{option} ({some([str(path) for path in source.paths])}): {known.imageless} of "
+            f"{known.samples} samples without an image (.{', .'.join((*IMAGE_FIELDS, ARRAY_FIELD))}); write them with "
+            "one, or leave them out by data.init_args.policy=skip"
+        )
 
 
 def check_labels(source: Source, option: str, label_count: int | None, strict: bool) -> None:
@@ -38,6 +55,11 @@ def check_labels(source: Source, option: str, label_count: int | None, strict: b
         raise ValueError(
             f"{where}: {known.samples - known.labelled} of {looked_at} have no class (.cls); write them with one, or "
             "leave them out by data.init_args.policy=skip"
+        )
+    if known.unreadable and (strict or known.unreadable == known.labelled):
+        raise ValueError(
+            f"{where}: the class (.cls) of {known.unreadable} of {looked_at} is no number, the first {known.example}; "
+            f"{WANTED_CLASS}"
         )
     if label_count is not None and known.highest is not None and known.lowest is not None:
         refuse_labels(known.lowest, known.highest, label_count, where)

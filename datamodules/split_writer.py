@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -12,7 +13,7 @@ import webdataset as wds
 
 from common.files import write_json
 from datamodules.classes import CLASSES_FILE, differ, read_classes, summary
-from datamodules.samples import Labels, ShardError, labels_of
+from datamodules.samples import WANTED_CLASS, Labels, ShardError, labels_of
 from datamodules.shard_info import INFO_FILES, relative_name
 
 logger = logging.getLogger(__name__)
@@ -37,10 +38,12 @@ def write_split(
         The shards written.
 
     Raises:
-        ShardError: where the split is there already, has no samples, two of one key, or a class beyond the list.
+        ShardError: where the split is there already, has no samples, two of one key, a class beyond the list, or a
+            name that shards cannot have.
     """
     if samples_per_shard < 1:
         raise ValueError(f"samples_per_shard={samples_per_shard} must be positive")
+    check_split_name(split)
     out.mkdir(parents=True, exist_ok=True)
     info = read_info(out, split, overwrite)
     keys: set[str] = set()
@@ -89,6 +92,15 @@ def write_split(
     return paths
 
 
+def check_split_name(split: str) -> None:
+    """ShardError for a name that could not begin the names of shards, or would mean others in a pattern."""
+    if not re.fullmatch(r"\w[\w.-]*", split):
+        raise ShardError(
+            f"--split {split!r} is no name for a split: shards are called NAME-000000.tar, so it is made of letters, "
+            "digits, _, - and ., and begins with a letter, a digit or _, such as train"
+        )
+
+
 def _label_bytes(sample: dict[str, Any]) -> bytes | None:
     """A sample's class as its member will hold it."""
     value = sample.get("cls")
@@ -98,7 +110,7 @@ def _label_bytes(sample: dict[str, Any]) -> bytes | None:
 def read_info(out: Path, split: str, overwrite: bool) -> dict[str, Any]:
     """The folder's ``_info.json``. ShardError where it names the split already."""
     path = out / INFO_FILES[0]
-    info = json.loads(path.read_text()) if path.is_file() else {"splits": {}}
+    info = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {"splits": {}}
     if split in info["splits"] and not overwrite:
         raise ShardError(f"{out} already holds the split {split!r}; pass --overwrite true to write it again")
     return info
@@ -109,6 +121,8 @@ def enter_split(
     classes: Sequence[str] | None = None, about: Mapping[str, Any] = {},  # never changed
 ) -> None:  # fmt: skip
     """Writes the folder's ``classes.json``, where there are any, and ``_info.json`` with a split's shards."""
+    if classes is not None and labels.unreadable:
+        raise ShardError(f"the split {split!r} has the class {labels.example}; {WANTED_CLASS}")
     listed = len(classes) if classes is not None else None
     if listed is not None and labels.highest is not None and labels.highest >= listed:
         raise ShardError(f"the split {split!r} has class {labels.highest}; the list of classes ends at {listed - 1}")
@@ -117,7 +131,7 @@ def enter_split(
         "num_samples": sum(lengths),
         "filenames": [relative_name(path, out) for path in paths],
         "shard_lengths": list(lengths),
-        "labels": labels._asdict(),
+        "labels": labels.record(),
         **about,
     }
     if classes is not None:

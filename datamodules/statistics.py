@@ -7,6 +7,7 @@ import json
 import logging
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -125,10 +126,18 @@ def training_statistics(info: str, pattern: str | None, root: str, pixels: Pixel
     named = [one for one in have if one.split in TRAINING]
     found = next(iter(trained or named or (have if len(have) == 1 else [])), None)
     if found is None or found.statistics is None:
+        folder = pattern is not None and (Path(root).expanduser() / pattern).is_dir()
+        then = (
+            "prints them as the options to pass to this run, --data.mean and --data.std: nothing is written into a "
+            "folder of images"
+            if folder
+            else "computes them and keeps them with the shards; or set both"
+        )
+        pages = "" if pixels.pages == "one" else f" --pages {pixels.pages}"
         raise ValueError(
             f"data.init_args.mean and std are not known for images of {pixels.in_chans} channels and {pixels.bits} "
             f"bits: python -m datamodules.prepare statistics --root {root} --shards {pattern or 'SHARDS'} --channels "
-            f"{pixels.in_chans} --bits {pixels.bits} computes them and keeps them with the shards; or set both"
+            f"{pixels.in_chans} --bits {pixels.bits}{pages} {then}"
         )
     values = {name: tuple(found.statistics[name]) for name in ("mean", "std")}
     for name, of_channels in values.items():

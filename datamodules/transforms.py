@@ -23,7 +23,7 @@ from datamodules.multicrop import RATIO, MultiCrop, MultiCropConfig
 from datamodules.pipelines import SeededPipeline, probe_steps
 from datamodules.pixel_format import RGB, PixelFormat
 from datamodules.sample_seed import SampleKey
-from datamodules.samples import IMAGE_FIELDS, RawSample, ShardError
+from datamodules.samples import IMAGE_FIELDS, RawSample, ShardError, class_number
 
 IMAGES = ("image", "crops")
 """What entries that hold images are called, unless a transform says otherwise."""
@@ -134,8 +134,11 @@ def normalize(
 
 
 def label_of(raw: RawSample, required: bool = True) -> int:
-    """A sample's class; -1 where it has none and needs none."""
-    return raw.label() if required or "cls" in raw.fields else -1
+    """A sample's class; -1 where it needs none and has none, or one that is no number."""
+    if required:
+        return raw.label()
+    number = class_number(raw.fields.get("cls", b""))
+    return -1 if number is None else number
 
 
 def with_format(fields: Sequence[str], pixels: PixelFormat) -> Sequence[str]:

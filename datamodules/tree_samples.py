@@ -14,11 +14,11 @@ from datamodules.channel_files import SUFFIXES, read_channels
 from datamodules.classes import CLASSES_FILE, alike_names, differ, numbers_of, read_classes
 from datamodules.decoding import mask_ids
 from datamodules.image_files import IMAGE_SUFFIXES, ORIENTATION, ImageBytes, PixelRules, read_image
-from datamodules.image_tree import class_folders, class_images
+from datamodules.image_tree import class_folders, class_images, count_notes
 from datamodules.labels import folder_labels, synset_list
-from datamodules.masks import MaskEncoding, index_png
+from datamodules.masks import MaskEncoding, index_png, odd_ids
 from datamodules.pixel_format import RGB, PixelFormat
-from datamodules.samples import ShardError
+from datamodules.samples import ShardError, no_folder
 from datamodules.shard_info import INFO_FILES
 from datamodules.statistics import Statistics
 from datamodules.tally import Tally, some
@@ -60,6 +60,8 @@ class MaskTree:
         mask = self.paths[path.stem]
         data = mask.read_bytes()
         ids = mask_ids(data, f"mask {mask}", self.encoding, self.largest, "--mask_encoding")
+        if odd := odd_ids(ids):
+            tally.add(f"masks {odd}", mask.name)
         size = ids.shape[1], ids.shape[0]
         if image.turned and size == image.stored:
             tally.add("masks turned with their images", path.name)
@@ -122,7 +124,7 @@ class TreeSamples:
         """A webdataset sample; None, counted, for a file that policy ``skip`` leaves out."""
         try:
             if self.pixels.plain and path.suffix.lower() != ".npy":
-                image = read_image(path, self.rules, self.tally)
+                image = read_image(path, self.rules, self.tally, self.policy == "strict")
             else:
                 image, found = read_channels(path, self.pixels, self.tally)
             mask = {} if masks is None else {"mask.png": masks.member(path, image, self.tally)}
@@ -168,7 +170,7 @@ def class_list(
     """
     path, info = out / CLASSES_FILE, out / INFO_FILES[0]
     kept = read_classes(path) if path.is_file() else None
-    splits = json.loads(info.read_text())["splits"] if info.is_file() else {}
+    splits = json.loads(info.read_text(encoding="utf-8"))["splits"] if info.is_file() else {}
     others = [name for name in splits if name != split]
     if kept is not None and overwrite and split in splits and not others:
         kept = None
@@ -196,7 +198,7 @@ def labelled_images(
         classes: a list that is there already.
         source: where it comes from, for messages.
     """
-    folders = class_folders(root, samples.suffixes)
+    folders = class_folders(root, samples.suffixes, samples.tally, classes or ())
     names = [folder.name for folder in folders]
     for path in root.iterdir():
         if not path.is_dir():
@@ -238,8 +240,9 @@ def _refuse_numbers(root: Path, names: list[str]) -> None:
 def unlabelled_images(root: Path, samples: TreeSamples) -> Images:
     """Every image below a folder, without class. ShardError where there is none."""
     if not root.is_dir():
-        raise ShardError(f"no folder {root}")
+        raise ShardError(no_folder(root))
     found = class_images(root, samples.tally, samples.policy == "strict", True, samples.suffixes)
     if not found:
         raise ShardError(f"{root} holds no image")
+    count_notes(root, found, samples.tally)
     return [(path, None) for path in found]

@@ -37,7 +37,7 @@ static _Thread_local size_t room_size;
 /* The same memory for each call, and never given back: page faults would cost more than the work. */
 static uint8_t *room_of(size_t size) {
     if (size > room_size) {
-        free(room);
+        aligned_free(room);
         room_size = 0;
         room = aligned_alloc(64, (size + 63) / 64 * 64);
         if (room != NULL) room_size = size;

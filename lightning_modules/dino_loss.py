@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from common.collectives import all_reduce
+from common.derivatives import differentiated_again, gradients
 from common.precision import at_least_float32
 
 CENTERINGS = ("mean", "sinkhorn")
@@ -43,6 +44,16 @@ class LossParts(NamedTuple):
     """Mean entropy of the teacher's distributions; 0 or ln K in a collapse."""
     kl: Tensor
     """Mean KL(teacher ‖ student), the loss less the entropy."""
+
+
+def _cross_entropy(student: Tensor, targets: Tensor, student_temp: float) -> Tensor:
+    """Mean over images and pairs of different views: student logits (V, B, K), teacher distributions (G, B, K)."""
+    log_student = (at_least_float32(student) / student_temp).log_softmax(-1)
+    views, global_views = len(student), len(targets)
+    # sum over pairs v != g of -target_g · log_student_v = all pairs less the diagonal
+    everyone = (targets.sum(0) * log_student.sum(0)).sum(-1)
+    same = (targets * log_student[:global_views]).sum((0, -1))
+    return (same - everyone).mean() / (global_views * (views - 1))
 
 
 ROWS = 64
@@ -92,13 +103,19 @@ class _PrototypeCrossEntropy(torch.autograd.Function):
                         dw.addmm_(ds.T, part)
                     else:
                         dw += ds.T @ part
-        ctx.save_for_backward(dz, dw)
+        ctx.save_for_backward(dz, dw, z, weight, targets)
+        ctx.low, ctx.student_temp = low, student_temp
         return loss / divisor
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx, upstream: Tensor):  # type: ignore[override]
-        dz, dw = ctx.saved_tensors
+        dz, dw, z, weight, targets = ctx.saved_tensors
+        if differentiated_again(upstream):
+
+            def whole(z: Tensor, weight: Tensor) -> Tensor:
+                return _cross_entropy(z.to(ctx.low) @ weight.to(ctx.low).T, targets, ctx.student_temp)
+
+            return *gradients(whole, (z, weight), upstream), None, None
         return dz * upstream, dw * upstream, None, None
 
 
@@ -147,14 +164,9 @@ class DINOLoss(nn.Module):
 
     def forward(self, student: Tensor, teacher: Tensor, views: int, teacher_temp: float) -> LossParts:
         """Student logits (V·B, K) and teacher logits (G·B, K), view by view. Computed in float32 at least."""
-        log_student = (at_least_float32(student) / self.student_temp).log_softmax(-1).unflatten(0, (views, -1))
+        student = student.unflatten(0, (views, -1))
         target, entropy = self.targets(teacher, teacher_temp)
-        target = target.view(-1, *log_student.shape[1:])
-        global_views = len(target)
-        # sum over pairs v != g of -target_g · log_student_v = all pairs less the diagonal
-        everyone = (target.sum(0) * log_student.sum(0)).sum(-1)
-        same = (target * log_student[:global_views]).sum((0, -1))
-        loss = (same - everyone).mean() / (global_views * (views - 1))
+        loss = _cross_entropy(student, target.view(-1, *student.shape[1:]), self.student_temp)
         return LossParts(loss, entropy, loss.detach() - entropy)
 
     def of_prototypes(self, z: Tensor, weight: Tensor, teacher: Tensor, views: int, teacher_temp: float) -> LossParts:

@@ -54,6 +54,14 @@ class FrozenBackboneModule(KnowsItsPixels, Evaluation, LightningModule):
             self.weights_source = f"{self._weights} ({kind})"
             self._weights = None
 
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        super().on_save_checkpoint(checkpoint)
+        checkpoint["weights_source"] = self.weights_source
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        super().on_load_checkpoint(checkpoint)
+        self.weights_source = checkpoint.get("weights_source", self.weights_source)
+
     def forward(self, images: Tensor) -> Tensor:
         """(B, 3, H, W) to embeddings (B, D)."""
         return self.backbone.embedding(images)

@@ -1,12 +1,14 @@
 """Images that are not 8-bit RGB, from files to scores and pictures; and what is declared wrong, before the first step."""
 
 import json
+import re
+import shlex
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from datamodules.prepare import imagefolder, imagenet_s
+from datamodules.prepare import imagefolder, imagenet_s, statistics
 from tests.tiny_runs import CONFIGS, run
 
 VIT = (
@@ -110,6 +112,29 @@ def last_error(capsys, command, task, shards, out, *extra):
     return capsys.readouterr().err.strip().splitlines()[-1]
 
 
+def test_statistics_of_a_folder_are_options_to_paste(kinds, tmp_path, capsys, caplog):
+    """Nothing is kept beside images, so the message promises nothing that does not hold."""
+    channels, bits, root, _ = kinds
+    if (channels, bits) == (3, 8):
+        pytest.skip("needs none")
+    folder = [
+        *backbone(tmp_path, channels), *declared(channels, bits), "-c", str(CONFIGS / "data/unlabelled.yaml"),
+        "--data.root", str(root / "train"), "--data.train_shards", ".", "--data.num_workers", "0",
+        "--trainer.max_epochs", "1",
+    ]  # fmt: skip
+    before = sorted((root / "train").rglob("*"))
+    last = last_error(capsys, "fit", "dino", root, tmp_path, *folder)
+    command = re.search(
+        r"statistics --root (\S+) --shards (\S+) --channels (\d+) --bits (\d+) prints them as the", last
+    )
+    assert command and "nothing is written into a folder of images" in last
+    with caplog.at_level("INFO"):
+        statistics(command[1], command[2], int(command[3]), int(command[4]))
+    options = shlex.split(re.search(r"pass to runs on it: (.*)", caplog.text)[1])
+    assert (run("fit", "dino", root, tmp_path, "vit", *folder, *options) / "checkpoints/last.ckpt").exists()
+    assert sorted((root / "train").rglob("*")) == before
+
+
 START = {
     "channels of the backbone": (
         "fit", "dino", ["--model.backbone.init_args.in_chans", "4"],
@@ -122,7 +147,7 @@ START = {
     "no statistics": (
         "fit", "dino", ["--data.in_chans", "4", "--model.backbone.init_args.in_chans", "4"], "prepare statistics --root",
     ),
-    "statistics of other channels": ("fit", "dino", ["--data.mean", "[0.5]"], "data.init_args.mean=[0.5] has 1 values"),
+    "statistics of other channels": ("fit", "dino", ["--data.mean", "[0.5]", "--data.std", "[0.2]"], "data.init_args.mean=[0.5] has 1 values"),
     "global crop": ("fit", "dino", ["--data.multicrop.global_size", "18"], "data.init_args.multicrop.global_size=18"),
     "local crop": ("fit", "dino", ["--data.multicrop.local_size", "2"], "data.init_args.multicrop.local_size=2"),
     "validation crop": ("fit", "dino", ["--data.crop", "14"], "data.init_args.crop=14 does not fit VisionTransformer"),

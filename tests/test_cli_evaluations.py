@@ -200,6 +200,13 @@ def test_a_trained_classifier_says_what_it_sees(task, shards, tmp_path):
     assert (found["predicted_name"][found["predicted"] == found["label"]]
             == found["class_name"][found["predicted"] == found["label"]]).all()  # fmt: skip
     assert {*found["predicted_name"]} <= {*table["classes"]}
+    if task == "linear_probe":  # trained on weights: its checkpoint holds them
+        weights = ["--model.init_args.backbone_weights", str(folder / "checkpoints/last.ckpt")]
+        (tmp_path / "of").mkdir()
+        run("fit", task, shards, tmp_path / "of", "vim", *weights)
+        for command in ("predict", "validate"):
+            again = run(command, task, shards, tmp_path / "of", "vim", "--ckpt_path", "last")
+        assert read_results(again)["weights"].startswith(str(folder / "checkpoints/last.ckpt"))
     (tmp_path / "bare").mkdir()
     bare = run("predict", task, shards, tmp_path / "bare")  # nothing was learned: embeddings alone
     assert "predicted" not in np.load(next((bare / "predictions").glob("*.npz"))).files

@@ -101,7 +101,7 @@ def test_nothing_but_overlays_names_a_backbone_and_only_base_lists_callbacks():
 def test_every_file_is_covered():
     used = {f"task/{t}" for tasks in TASKS for t in tasks} | {f"data/{d}" for d in TASKS.values()}
     used |= {f"backbone/{b}" for b in BACKBONES} | {"base"}
-    used |= {"data/unlabelled", "data/channels"}  # by test_unlabelled.py and test_channels.py
+    used |= {"data/unlabelled", "data/channels", "data/photos"}  # by test_unlabelled.py and test_channels.py
     there = {str(p.relative_to(CONFIGS).with_suffix("")) for p in CONFIGS.rglob("*.yaml")}
     planned = [run for data in spec.datasets() for run in plan.plan(["paper", "evaluate"], plan.Settings(data=data))]
     used |= {name.removesuffix(".yaml") for run in planned for name in run.configs}

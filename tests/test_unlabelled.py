@@ -1,6 +1,8 @@
 """Images without classes, from a plain folder to predictions; and what needs classes says so before the first step."""
 
 import json
+import re
+import warnings
 
 import numpy as np
 import pytest
@@ -38,6 +40,20 @@ def root(folder):
 def predictions(folder):
     files = [np.load(path) for path in sorted((folder / "predictions").glob("*.npz"))]
     return {name: np.concatenate([file[name] for file in files]) for name in files[0].files}
+
+
+def test_photos_as_readme_has_it(unlabelled, tmp_path):
+    """Without a warning that no user can act upon."""
+    extra = [
+        "-c", str(CONFIGS / "task/dino_demo.yaml"), "-c", str(CONFIGS / "data/photos.yaml"), *root(unlabelled)[2:],
+        "--data.val_shards", "null", "--data.batch_size", "8", "--data.multicrop.local_size", "32",
+        "--model.out_dim", "32", "--data.crop", "32",
+    ]  # fmt: skip
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        run("fit", "dino", unlabelled, tmp_path, "vit", *extra)
+        run("predict", "dino", unlabelled, tmp_path, "vit", *extra)
+    assert not [one for one in said if re.search("Couldn't infer the batch|Total length of", str(one.message))]
 
 
 @pytest.mark.parametrize("kind", ["shards", "a folder"])
@@ -98,4 +114,4 @@ def test_only_what_a_command_reads_must_be_there(shards, tmp_path):
     for path in shards.glob("validation-*.tar"):
         (tmp_path / path.name).symlink_to(path)
     extra = ["--data.train_shards", "train-*.tar", "--data.root", str(tmp_path)]
-    assert run("validate", "supervised", shards, tmp_path, "vit", *extra).is_dir()
+    assert run("validate", "dino", shards, tmp_path, "vit", *extra).is_dir()

@@ -9,7 +9,10 @@ import math
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.modules.module import _has_any_global_hook
+
+from backbones.ops import causal_conv, is_counted
 
 
 class Mixing(NamedTuple):
@@ -33,6 +36,27 @@ class Mixing(NamedTuple):
         decay = None if self.decay is None else self.decay.flip(2, 3)
         flipped = self.matrix.flip(2, 3), self.inputs.flip(2), self.outputs.flip(2), decay
         return Mixing(self.direction, *flipped, self.width)
+
+
+def untouched(module: nn.Module, kind: type[nn.Module]) -> bool:
+    """Whether a call of a module would give no more than its parameters do, which a kernel may then read.
+
+    Not where it was wrapped or replaced (LoRA, quantisation), its weight is made anew at each call (parametrisations,
+    pruning), or somebody listens: where hooks are, on it or on all modules, or a ``forward`` of its own.
+    """
+    if type(module) is not kind or "forward" in module.__dict__:
+        return False
+    if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks:
+        return False
+    # PyTorch's FLOP counter hooks into all modules, and knows of our operations
+    return torch.compiler.is_compiling() or not _has_any_global_hook() or is_counted()
+
+
+def convolved(x: Tensor, conv: nn.Module) -> Tensor:
+    """(B, L, D) through a causal depthwise nn.Conv1d that is padded on both sides; (B, L, D)."""
+    if untouched(conv, nn.Conv1d):
+        return causal_conv(x, conv.weight.squeeze(1), conv.bias)
+    return conv(x.transpose(1, 2))[..., : x.shape[1]].transpose(1, 2)
 
 
 def initial_dt_bias(heads: int, dt_min: float, dt_max: float, floor: float = 1e-4) -> Tensor:

@@ -7,8 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backbones.mixers.base import Mixing, initial_dt_bias
-from backbones.ops import causal_conv, selective_scan, selective_scan_matrix
+from backbones.mixers.base import Mixing, convolved, initial_dt_bias, untouched
+from backbones.ops import selective_scan, selective_scan_matrix
+from common.precision import at_least_float32
 
 
 class SelectiveInputs(NamedTuple):
@@ -65,11 +66,14 @@ class BidirectionalMamba1(nn.Module):
 
     def _direction(self, x: Tensor, end: str) -> SelectiveInputs:
         conv, x_proj, dt_proj = (getattr(self, f"{name}{end}") for name in ("conv1d", "x_proj", "dt_proj"))
-        x = F.silu(causal_conv(x, conv.weight.squeeze(1), conv.bias))
+        x = F.silu(convolved(x, conv))
         low, B, C = x_proj(x).split([self.rank, self.d_state, self.d_state], -1)
-        dt = F.linear(low, dt_proj.weight)
-        dt = F.softplus(dt.to(torch.promote_types(dt.dtype, torch.float32)) + dt_proj.bias)
-        return SelectiveInputs(x, dt, -getattr(self, f"A{end}_log").exp(), B, C, getattr(self, f"D{end}"))
+        if untouched(dt_proj, nn.Linear):  # under autocast the bias, which sets the scale of dt, stays float32
+            dt = at_least_float32(F.linear(low, dt_proj.weight)) + dt_proj.bias
+        else:
+            dt = at_least_float32(dt_proj(low))
+        A = -at_least_float32(getattr(self, f"A{end}_log")).exp()
+        return SelectiveInputs(x, F.softplus(dt), A, B, C, getattr(self, f"D{end}"))
 
     def scan(self, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The gate z and the outputs of both scans before gating, (B, L, inner) each and in the order of u."""

@@ -8,20 +8,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backbones.mixers.base import Mixing, initial_dt_bias
+from backbones.mixers.base import Mixing, convolved, initial_dt_bias, untouched
 from backbones.ops import (
     BACKENDS,
     Directions,
+    GatedRMSNorm,
     bidirectional_ssd,
     c_kernels,
-    causal_conv,
-    gated_rms_norm,
     is_watched,
     recomputed,
     ssd,
     ssd_decay,
     ssd_matrix,
 )
+from common.precision import at_least_float32
 
 WHOLE_MIXER = ("triton", "c", "compiled")
 """Backends that are more than a scan's."""
@@ -97,7 +97,7 @@ class BidirectionalMamba2(nn.Module):
         self.chunk_size, self.backend, self.eps = chunk_size, backend, 1e-5
         conv_dim = inner + 2 * ngroups * d_state
         self.in_proj = nn.Linear(dim, inner + conv_dim + heads, bias=False)  # z, (x, B, C), dt
-        # nn.Conv1d holds the weights in the published shape and initialisation; the operation is causal_conv
+        # of the published shape and initialisation; what is computed is causal_conv where nobody listens
         self.conv1d = nn.Conv1d(conv_dim, conv_dim, d_conv, groups=conv_dim, padding=d_conv - 1)
         self.conv1d_b = nn.Conv1d(conv_dim, conv_dim, d_conv, groups=conv_dim, padding=d_conv - 1)
         self.dt_bias = nn.Parameter(initial_dt_bias(heads, dt_min, dt_max))
@@ -106,19 +106,19 @@ class BidirectionalMamba2(nn.Module):
         self.A_log_b = nn.Parameter(torch.empty(heads).uniform_(1, 16).log())
         self.D = nn.Parameter(torch.ones(heads))
         self.D_b = nn.Parameter(torch.ones(heads))
-        self.norm = NormWeight(inner)
-        self.norm_b = NormWeight(inner)
+        self.norm = GatedRMSNorm(inner, ngroups, self.eps)
+        self.norm_b = GatedRMSNorm(inner, ngroups, self.eps)
         self.out_proj = nn.Linear(inner, dim, bias=False)
 
     def _scan_inputs(self, u: Tensor) -> tuple[Tensor, ScanInputs, ScanInputs]:
         """The gate z (b,l,inner) and each direction's inputs, the second one's tokens reversed."""
-        z, xBC, dt = self._projected(u)
+        z, xBC, dt = self._parts(self.in_proj(u))
         return z, self._forward_inputs(xBC, dt), self._backward_inputs(xBC, dt)
 
-    def _projected(self, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _parts(self, projected: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The gate z, the convolution's input (b,l,inner + 2gn), and dt (b,l,h) before its bias and softplus."""
-        z, xBC, dt = self.in_proj(u).split([self.inner, self.inner + 2 * self.ngroups * self.d_state, self.heads], -1)
-        return z, xBC, dt.to(torch.promote_types(dt.dtype, torch.float32))
+        z, xBC, dt = projected.split([self.inner, self.inner + 2 * self.ngroups * self.d_state, self.heads], -1)
+        return z, xBC, at_least_float32(dt)
 
     def _forward_inputs(self, xBC: Tensor, dt: Tensor) -> ScanInputs:
         return self._direction(xBC, dt, self.conv1d, self.dt_bias, self.A_log, self.D)
@@ -129,11 +129,11 @@ class BidirectionalMamba2(nn.Module):
     def _direction(
         self, xBC: Tensor, dt: Tensor, conv: nn.Conv1d, dt_bias: Tensor, A_log: Tensor, D: Tensor
     ) -> ScanInputs:
-        xBC = F.silu(causal_conv(xBC, conv.weight.squeeze(1), conv.bias))
+        xBC = F.silu(convolved(xBC, conv))
         state = self.ngroups * self.d_state
         x, B, C = xBC.split([self.inner, state, state], -1)
         heads, groups = (self.heads, self.headdim), (self.ngroups, self.d_state)
-        dt, A = F.softplus(dt + dt_bias), -A_log.exp()
+        dt, A = F.softplus(dt + dt_bias), -at_least_float32(A_log).exp()
         return ScanInputs(x.unflatten(-1, heads), dt, A, B.unflatten(-1, groups), C.unflatten(-1, groups), D)
 
     @property
@@ -143,7 +143,10 @@ class BidirectionalMamba2(nn.Module):
 
     def scan(self, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The gate z and the outputs of both scans before gating, (B, L, inner) each and in the order of u."""
-        z, xBC, dt = self._projected(u)
+        return self._scanned(self.in_proj(u))
+
+    def _scanned(self, projected: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        z, xBC, dt = self._parts(projected)
         both: list[ScanInputs] = [recomputed(of, xBC, dt) for of in (self._forward_inputs, self._backward_inputs)]
         y, y_b = (ssd(*inputs, self.chunk_size, self._scan_backend).flatten(2) for inputs in both)
         return z, y, y_b.flip(1)
@@ -158,34 +161,46 @@ class BidirectionalMamba2(nn.Module):
             torch.stack([self.norm.weight, self.norm_b.weight]),
         )
 
-    def _kernels(self, u: Tensor) -> str | None:
+    def _kernels(self, projected: Tensor) -> str | None:
         """For all between the projections; None for one operation after the other."""
-        if is_watched(u, self.in_proj.weight, self.A_log):
+        if is_watched(projected, self.A_log) or not self._untouched():
             return None
         if self.backend != "auto":
             return self.backend if self.backend in ("triton", "c") else None
-        plain = u.device.type == "cpu" and u.dtype == self.in_proj.weight.dtype == torch.float32
+        plain = projected.device.type == "cpu" and projected.dtype == self.A_log.dtype == torch.float32
         if not plain or torch.is_autocast_enabled("cpu"):
             return None
-        enough = IMAGES_A_THREAD * torch.get_num_threads() <= len(u)  # a sequence is one thread's
+        enough = IMAGES_A_THREAD * torch.get_num_threads() <= len(projected)  # a sequence is one thread's
         return "c" if enough and c_kernels() is not None else None
 
+    def _untouched(self) -> bool:
+        """Whether what stands between the projections may be computed without calls of its modules."""
+        both = (
+            (self.conv1d, nn.Conv1d),
+            (self.conv1d_b, nn.Conv1d),
+            (self.norm, GatedRMSNorm),
+            (self.norm_b, GatedRMSNorm),
+        )
+        return all(untouched(module, kind) for module, kind in both)
+
     def forward(self, u: Tensor) -> Tensor:
-        if (kernels := self._kernels(u)) is not None:
-            sizes = self.headdim, self.d_state, self.ngroups, self.eps
-            return self.out_proj(bidirectional_ssd(self.in_proj(u), self._directions(), *sizes, kernels))
-        if self.backend == "compiled" and not is_watched(u):
+        if self.backend == "compiled" and not is_watched(u) and self._untouched():
             return _compiled()(self, u)
-        return self._forward(u)
+        projected = self.in_proj(u)
+        if (kernels := self._kernels(projected)) is not None:
+            sizes = self.headdim, self.d_state, self.ngroups, self.eps
+            return self.out_proj(bidirectional_ssd(projected, self._directions(), *sizes, kernels))
+        return self._after_projection(projected)
 
     def _forward(self, u: Tensor) -> Tensor:
-        return self.out_proj(recomputed(self._gated, *self.scan(u)))
+        return self._after_projection(self.in_proj(u))
+
+    def _after_projection(self, projected: Tensor) -> Tensor:
+        return self.out_proj(recomputed(self._gated, *self._scanned(projected)))
 
     def _gated(self, z: Tensor, forward: Tensor, backward: Tensor) -> Tensor:
         """The mean of both scans' gated and normalised outputs."""
-        y = gated_rms_norm(forward, z, self.norm.weight, self.eps, self.ngroups)
-        y_b = gated_rms_norm(backward, z, self.norm_b.weight, self.eps, self.ngroups)
-        return (y + y_b) / 2
+        return (self.norm(forward, z) + self.norm_b(backward, z)) / 2
 
     def mixing(self, u: Tensor, rows: Tensor | None = None) -> Tensor:
         """Rows of (M_forward + M_backward) / 2 with their skips D, before gating and normalisation."""
@@ -213,11 +228,3 @@ class BidirectionalMamba2(nn.Module):
 def _compiled() -> Callable[[BidirectionalMamba2, Tensor], Tensor]:
     """One compilation for all blocks alike and each shape, kept on disk by torch (TORCHINDUCTOR_CACHE_DIR)."""
     return torch.compile(BidirectionalMamba2._forward, dynamic=False)
-
-
-class NormWeight(nn.Module):
-    """Holds the weight of a normalisation under its published name."""
-
-    def __init__(self, dim: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(dim))

@@ -67,7 +67,7 @@ static int prepare(const mixer *m, work *w) {
     pool p = {NULL, 0};
     lay_out(w, &p);
     if (p.used > memory_size) {
-        free(memory);
+        aligned_free(memory);
         memory = aligned_alloc(64, sizeof(float) * p.used);
         memory_size = memory ? p.used : 0;
         if (!memory) return 0;
@@ -82,7 +82,7 @@ static int prepare(const mixer *m, work *w) {
 
 static void leave(void) {
     if (sizeof(float) * memory_size <= KEPT) return;
-    free(memory);
+    aligned_free(memory);
     memory = NULL;
     memory_size = 0;
 }

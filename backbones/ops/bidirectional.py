@@ -5,14 +5,20 @@ Shapes: b batch, l tokens, d inner width, h heads of p = d / h channels, g group
 
 import ctypes
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from backbones.ops.causal_conv import causal_conv
+from backbones.ops.norm import gated_rms_norm
+from backbones.ops.ssd import ssd
 from backbones.ops.tracing import counted
 from common import native
+from common.derivatives import differentiated_again, gradients
 
 DTYPES = {"triton": (torch.float32, torch.bfloat16, torch.float16), "c": (torch.float32,)}
 """Of the input, for each kind of kernels."""
@@ -33,6 +39,25 @@ class Directions(NamedTuple):
         return list(zxBCdt.split([self.norm_weight.shape[1], self.conv_bias.shape[1], self.D.shape[1]], -1))
 
 
+def _plain(sizes: tuple[int, int, int], eps: float) -> Callable[..., Tensor]:
+    """:func:`bidirectional_ssd` of the input and the parameters, one of PyTorch's operations after the other."""
+    headdim, state, groups = sizes
+
+    def computed(zxBCdt: Tensor, *parameters: Tensor) -> Tensor:
+        p = Directions(*parameters)
+        z, xBC, dt = p.parts(zxBCdt)
+        dt, total = dt.to(p.dt_bias.dtype), zxBCdt.new_zeros(())
+        for i, ends in enumerate((lambda t: t, lambda t: t.flip(1))):
+            convolved = F.silu(causal_conv(ends(xBC), p.conv_weight[i].t(), p.conv_bias[i]))
+            x, B, C = convolved.split([z.shape[2], groups * state, groups * state], -1)
+            x, (B, C) = x.unflatten(-1, (-1, headdim)), (t.unflatten(-1, (groups, state)) for t in (B, C))
+            y = ssd(x, F.softplus(ends(dt) + p.dt_bias[i]), -p.A_log[i].exp(), B, C, p.D[i], backend="torch")
+            total = total + gated_rms_norm(ends(y.flatten(2)), z, p.norm_weight[i], eps, groups)
+        return (total / 2).to(zxBCdt.dtype)
+
+    return computed
+
+
 class _InTriton(torch.autograd.Function):
     """Keeps its input alone for the backward pass, which convolves and scans again."""
 
@@ -51,10 +76,12 @@ class _InTriton(torch.autograd.Function):
         return triton_norm.mean_gated_norm(y, z, p.norm_weight, eps, sizes[2])
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor):  # type: ignore[override]
         from backbones.ops import triton_conv, triton_norm, triton_ssd
 
+        if differentiated_again(grad):
+            dinput, *dparameters = gradients(_plain(ctx.sizes, ctx.eps), ctx.saved_tensors, grad)
+            return dinput, None, None, *dparameters
         zxBCdt, *parameters = ctx.saved_tensors
         p = Directions(*parameters)
         z, xBC, dt = p.parts(zxBCdt)
@@ -122,13 +149,15 @@ class _InC(torch.autograd.Function):
         return out
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor):  # type: ignore[override]
         zxBCdt, y, *parameters = ctx.saved_tensors
+        if differentiated_again(grad):
+            dinput, *dparameters = gradients(_plain(ctx.sizes, ctx.eps), (zxBCdt, *parameters), grad)
+            return dinput, None, None, *dparameters
         dinput, counts = torch.empty_like(zxBCdt), [t.numel() for t in parameters]
         each = zxBCdt.new_empty(len(zxBCdt), sum(counts))  # of every sequence, so that their sum has one order
-        gradients = {"grad": grad.contiguous(), "dinput": dinput, "dparameters": each}
-        _run_c("backward", zxBCdt, Directions(*parameters), ctx.sizes, ctx.eps, y=y, **gradients)
+        filled = {"grad": grad.contiguous(), "dinput": dinput, "dparameters": each}
+        _run_c("backward", zxBCdt, Directions(*parameters), ctx.sizes, ctx.eps, y=y, **filled)
         pieces = zip(each.sum(0).split(counts), parameters, strict=True)
         return dinput, None, None, *(piece.view_as(t) for piece, t in pieces)
 

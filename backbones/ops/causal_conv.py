@@ -9,6 +9,7 @@ from torch import Tensor
 
 from backbones.ops import traceable
 from backbones.ops.tracing import counted, is_traced
+from common.derivatives import differentiated_again, gradients
 
 
 def causal_conv_reference(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -24,7 +25,7 @@ class _ShiftedSum(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x: Tensor, taps: Tensor, bias: Tensor) -> Tensor:  # type: ignore[override]
         """x (b, l, d), taps (k, d), bias (d)."""
-        ctx.save_for_backward(x, taps)
+        ctx.save_for_backward(x, taps, bias)
         k, length = len(taps), x.shape[1]
         y = torch.addcmul(bias, x, taps[k - 1])
         for back in range(1, min(k, length)):
@@ -32,9 +33,10 @@ class _ShiftedSum(torch.autograd.Function):
         return y
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx, dy: Tensor):  # type: ignore[override]
-        x, taps = ctx.saved_tensors
+        x, taps, bias = ctx.saved_tensors
+        if differentiated_again(dy):
+            return tuple(gradients(lambda x, taps, bias: traceable.causal_conv(x, taps.t(), bias), (x, taps, bias), dy))
         k, length = len(taps), x.shape[1]
         dy = dy.contiguous()
         dx = dy * taps[k - 1]
@@ -67,7 +69,7 @@ def causal_conv(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
 
 def _causal_conv(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     if x.device.type != "cpu":
-        return causal_conv_reference(x, weight, bias)
+        return causal_conv_reference(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
     d = len(weight)
     if x.shape[-1] != d:
         raise ValueError(f"causal_conv: x has {x.shape[-1]} channels, weight {d}")

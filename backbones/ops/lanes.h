@@ -4,6 +4,15 @@
 #include <stdint.h>
 #include <string.h>
 
+#ifdef _WIN32 /* whose C library has another name for it, and for giving it back */
+#include <malloc.h>
+#define aligned_alloc(alignment, size) _aligned_malloc(size, alignment)
+#define aligned_free _aligned_free
+#else
+#include <stdlib.h>
+#define aligned_free free
+#endif
+
 #define PAD 16
 
 #ifdef __AVX512F__

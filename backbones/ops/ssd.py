@@ -22,6 +22,7 @@ from torch import Tensor
 from backbones.ops import traceable
 from backbones.ops.recompute import keeps
 from backbones.ops.tracing import counted, is_traced, without_autocast
+from common.derivatives import differentiated_again, gradients
 from common.precision import at_least_float32
 
 BACKENDS = ("auto", "torch", "recurrent", "mamba_ssm")
@@ -136,9 +137,10 @@ class _MaskedProduct(torch.autograd.Function):
         return y if D is None else torch.addcmul(y, x, D[:, None, None].to(x.dtype))
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx, dy: Tensor):  # type: ignore[override]
         x, dt, cum, B, C, D, y, *kept = ctx.saved_tensors
+        if differentiated_again(dy):
+            return *gradients(traceable.masked_product, (x, dt, cum, B, C, D), dy), None
         xdt, *kept = kept or ((x * dt[..., None]).to(x.dtype),)
         dy = dy.contiguous()
         low = x.dtype != cum.dtype
@@ -171,10 +173,11 @@ class _MaskedProduct(torch.autograd.Function):
         assert dxdt is not None
         if not low:
             dcum = (dy * y).sum(-1) - (xdt * dxdt).sum(-1)
-        ddt = (x * dxdt).sum(-1, dtype=dt.dtype)
+        # of long sums that nearly cancel: rounded products would not
+        ddt = (at_least_float32(dxdt) * x).sum(-1).to(dt.dtype)
         dx, dD = (dxdt * dt[..., None]).to(x.dtype), None
         if D is not None:
-            dD = (dy * x).sum((0, 2, 3), dtype=D.dtype)
+            dD = (at_least_float32(dy) * x).sum((0, 2, 3)).to(D.dtype)
             dx.addcmul_(dy, D[:, None, None].to(x.dtype))
         return dx, ddt, dcum, dB, dC, dD, None
 
@@ -253,7 +256,7 @@ def _mamba_ssm(
             )
         return None
     try:
-        return kernel(x, dt.float(), A.float(), B, C, chunk_size=chunk_size, D=D)
+        y = kernel(x, dt.float(), A.float(), B, C, chunk_size=chunk_size, D=D)
     except Exception as error:
         if strict or isinstance(error, torch.OutOfMemoryError):
             raise
@@ -264,6 +267,19 @@ def _mamba_ssm(
             stacklevel=3,
         )
         return None
+    if (
+        y.requires_grad and not torch.compiler.is_compiling()
+    ):  # its backward pass is kernels, whose results autograd would take for constants
+        y.register_hook(_refuse_second_derivatives)
+    return y
+
+
+def _refuse_second_derivatives(grad: Tensor) -> None:
+    if differentiated_again(grad):
+        raise RuntimeError(
+            "mamba-ssm's kernel has no second derivatives (create_graph) and none of batches (is_grads_batched); "
+            "set the backbone's backend to 'torch', which has"
+        )
 
 
 def ssd(
@@ -319,7 +335,7 @@ def _computed(
         if y is not None:
             return y
     with without_autocast(x.device.type):
-        dt, A = at_least_float32(dt), at_least_float32(A)
+        dt, A, D = at_least_float32(dt), at_least_float32(A), None if D is None else at_least_float32(D)
         B, C = B.to(x.dtype), C.to(x.dtype)
         one_chunk = x.shape[1] <= chunk_size
         y = _quadratic(x, dt, A, B, C, D) if one_chunk else _chunked(x, dt, A, B, C, D, chunk_size)

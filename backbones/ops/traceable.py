@@ -54,6 +54,22 @@ def _elapsed(steps: Tensor) -> tuple[Tensor, Tensor]:
     return (steps[:, :, None] * behind.to(steps.dtype)).cumsum(1), chunk > chunk[:, None]
 
 
+def _inside(xdt: Tensor, cum: Tensor, B: Tensor, C: Tensor, q: Any) -> Tensor:
+    """A chunk's outputs of its own inputs: xdt (…,g,k,q,p), cum (…,g,k,q), B and C (…,g,q,n) to (…,g,k,q,p)."""
+    index = torch.arange(q, device=xdt.device)
+    decay = (cum[..., :, None] - cum[..., None, :]).masked_fill(index > index[:, None], -math.inf).exp()
+    scores = (C @ B.transpose(-1, -2)).unsqueeze(-3)  # … g 1 q q
+    return (decay * scores).to(xdt.dtype) @ xdt
+
+
+def masked_product(x: Tensor, dt: Tensor, cum: Tensor, B: Tensor, C: Tensor, D: Tensor | None) -> Tensor:
+    """One chunk, with cum the sums of dt A: x (b,h,l,p), dt and cum (b,h,l), B and C (b,g,l,n), D (h) to (b,h,l,p)."""
+    heads = (B.shape[1], -1)
+    xdt = (x * dt[..., None]).to(x.dtype).unflatten(1, heads)
+    y = _inside(xdt, cum.unflatten(1, heads), B, C, x.shape[2]).flatten(1, 2)
+    return y if D is None else y + x * D[:, None, None].to(x.dtype)
+
+
 def ssd(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None, chunk_size: int) -> Tensor:
     """:func:`backbones.ops.ssd` by chunks: a masked product inside each and, between them, one of their states.
 
@@ -71,10 +87,7 @@ def ssd(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None
     xdt = xdt.transpose(2, 3).reshape(b, c, g, k, q, p)
     Bc, Cc = (_in_chunks(t, pad, b, c, q, g, n).transpose(2, 3) for t in (B, C))  # b c g q n
 
-    index = torch.arange(q, device=x.device)
-    decay = (cum[..., :, None] - cum[..., None, :]).masked_fill(index > index[:, None], -math.inf).exp()
-    scores = (Cc @ Bc.transpose(-1, -2)).unsqueeze(3)  # b c g 1 q q
-    y = (decay * scores).to(x.dtype) @ xdt  # b c g k q p
+    y = _inside(xdt, cum, Bc, Cc, q)
 
     if is_free(length) or length > q:
         total = cum[..., -1:]

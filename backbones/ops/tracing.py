@@ -17,6 +17,8 @@ from torch.utils import flop_counter
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
 from torch.utils.flop_counter import FlopCounterMode, register_flop_formula
 
+from common.derivatives import differentiated_again, gradients
+
 _Keys = torch._C._TorchDispatchModeKey
 
 
@@ -100,17 +102,19 @@ class _Counted(torch.autograd.Function):
                 None if t is None else t.detach().requires_grad_(need) for t, need in zip(tensors, wanted, strict=True)
             ]
             y = function(*inner)
-        ctx.inner, ctx.y, ctx.count = inner, y, count
+        ctx.function, ctx.inner, ctx.y, ctx.count = function, inner, y, count
+        ctx.save_for_backward(*tensors)
         torch.ops.dinomamba.flops(y.detach(), count)
         return y.detach()
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor):  # type: ignore[override]
-        wanted = [t for t in ctx.inner if t is not None and t.requires_grad]
+        torch.ops.dinomamba.flops(grad.detach(), 2 * ctx.count)
         with _disable_current_modes():
+            if differentiated_again(grad):
+                return None, None, *gradients(ctx.function, ctx.saved_tensors, grad)
+            wanted = [t for t in ctx.inner if t is not None and t.requires_grad]
             found = iter(torch.autograd.grad(ctx.y, wanted, grad, retain_graph=True, allow_unused=True))
-        torch.ops.dinomamba.flops(grad, 2 * ctx.count)
         return None, None, *(next(found) if t is not None and t.requires_grad else None for t in ctx.inner)
 
 

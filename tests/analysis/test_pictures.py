@@ -5,6 +5,7 @@ import pytest
 from PIL import Image
 
 from analysis import pictures
+from common.files import write_text
 from tests.tiny_runs import run
 
 
@@ -20,3 +21,16 @@ def test_of_a_prediction(shards, tmp_path, capsys):
         pictures.main([str(folder), "--maps", "nothing"])
     with pytest.raises(ValueError, match=r"has no predictions: run dinomamba predict .*--model.pictures"):
         pictures.main([str(tmp_path)])
+
+
+@pytest.mark.filterwarnings("ignore:Glyph")
+def test_names_that_are_no_text(tmp_path):
+    """File names are bytes; and what is between dollars is no formula."""
+    names = [b"caf\xe9.jpg".decode("utf-8", "surrogateescape"), "$\\frac$.jpg", "a\nb\t.jpg", "\u732b.jpg"]
+    (tmp_path / "predictions").mkdir()
+    zeros = {"images": np.zeros((4, 8, 8, 3), np.uint8), "maps/m": np.zeros((4, 2, 2), np.float32)}
+    np.savez(tmp_path / "predictions/rank0-batch000000.npz", key=np.array(names), **zeros)
+    assert pictures.draw(tmp_path, tmp_path / "maps.svg", [], 4) == ["m"]
+    assert [pictures.printable(name) for name in names[:3]] == ["caf\ufffd.jpg", "$\\frac$.jpg", "a\ufffdb\ufffd.jpg"]
+    write_text(tmp_path / "table.csv", names[0])
+    assert (tmp_path / "table.csv").read_text() == "caf\\udce9.jpg"

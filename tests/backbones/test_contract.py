@@ -270,6 +270,7 @@ def test_classifier(name):
     model.eval()
     with torch.no_grad():
         torch.testing.assert_close(model(images), model.forward_features(images).patches.mean((2, 3)))
+        assert not model.embedding_is_cls
         model.reset_classifier(0, "")
         assert model(images).ndim == 3 and model(images).shape[::2] == (2, model.num_features)
     with pytest.raises(ValueError, match="no classifier"):

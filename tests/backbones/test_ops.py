@@ -380,3 +380,18 @@ def test_a_compiled_mixer():
             torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-4)
         graphs.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
     assert graphs[0] == graphs[1] > 0
+
+
+def test_gradients_of_the_skip_in_half_precision():
+    """Summed in float32 even where D is of half precision: as near to float64 as the reference's, one rounding off."""
+    for seed in range(5):
+        torch.manual_seed(seed)
+        x, B, C = torch.randn(3, 37, 2, 64), torch.randn(3, 37, 1, 16), torch.randn(3, 37, 1, 16)
+        dt, A, D = torch.rand(3, 37, 2), -torch.rand(2), torch.randn(2)
+        inputs, dy = [t.bfloat16() for t in (x, dt, A, B, C, D)], torch.randn_like(x).bfloat16()
+        found = []
+        for backend, dtype in (("torch", torch.bfloat16), ("recurrent", torch.float64)):
+            leaves = [t.to(dtype).requires_grad_() for t in inputs]
+            y = ssd(*leaves, backend=backend)
+            found.append(torch.autograd.grad(y, leaves[-1], dy.to(dtype))[0])
+        torch.testing.assert_close(found[0].double(), found[1], atol=0, rtol=2**-8)

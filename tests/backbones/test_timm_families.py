@@ -63,3 +63,89 @@ def test_a_family_trains_and_is_evaluated(name, monkeypatch):
 
     found = check_family(name)
     assert found["local"] != found["size"] or found["notes"] == ["one size"]
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("", "name is empty; give one of timm's registry, such as"),
+        ("test_vitt", "timm has no model 'test_vitt'; near it: test_vit"),
+        (
+            "test_vit.nope",
+            r"name='test_vit\.nope': timm's test_vit has no weights of the tag 'nope'; its tags: r160_in1k",
+        ),
+        ("vgg11.", None),
+        (
+            "hf-hub:timm/test_vit.r160_in1k",
+            r"is an address.*write name: test_vit\.r160_in1k, of which pretrained: true",
+        ),
+        (
+            "timm/test_vit.r160_in1k",
+            r"write name: test_vit\.r160_in1k, of which pretrained: true takes the same weights",
+        ),
+        ("hf-hub:somebody/model", "is an address.*name of its architecture.*backbone_weights"),
+        ("local-dir:/data/test_vit", "write name: test_vit, of which"),
+        ("vim_tiny_patch16_224", "one of this project's own.*class_path: backbones.VisionMamba with its own init_args"),
+        ("mambar_small_mamba1_patch16_224", "class_path: backbones.MambaRegMamba1"),
+    ],
+)
+def test_names(name, said):
+    if said is None:
+        TimmModel(name)
+    else:
+        with pytest.raises(ValueError, match=said):
+            TimmModel(name)
+
+
+@pytest.mark.parametrize("name", ["test_vit", "test_resnet", "test_efficientnet", "test_convnext", "test_vit4"])
+def test_what_the_embedding_is_follows_its_pooling(name):
+    torch.manual_seed(0)
+    model, images = TimmModel(name).eval(), torch.randn(2, 3, 64, 64)
+    refused = 0
+    for pool in ("avg", "max", "catavgmax", "token", "", "avg"):
+        for classes in (0, 5):
+            if classes and not pool:
+                with pytest.raises(ValueError, match="num_classes=5 with global_pool='': a classifier reads pooled"):
+                    model.reset_classifier(classes, pool)
+                continue
+            try:
+                model.reset_classifier(classes, pool)
+            except ValueError as error:
+                assert f"global_pool={pool!r}: timm's {name} does not take it" in str(error)
+                refused += 1
+                continue
+            with torch.no_grad():
+                embedding, last = model.embedding(images), model.forward_readouts(images)[0]
+                assert model(images).shape == ((2, 5) if classes else embedding.shape)
+            assert embedding.shape[1 if embedding.ndim == 4 else -1] == model.num_features
+            assert last.cls.shape == (2, model.cls_widths[-1])
+            if pool and model.embedding_is_cls:
+                torch.testing.assert_close(last.cls, embedding)
+            elif pool:
+                assert not torch.equal(last.cls, embedding)
+    assert refused in (2, 4) and model.num_features == TimmModel(name).num_features
+    with pytest.raises(ValueError, match=f"global_pool='nope': timm's {name} does not take it"):
+        model.reset_classifier(0, "nope")
+
+
+def test_configurations_of_our_sizes():
+    """What timm's users give for input statistics reaches timm's own reader of them."""
+    tiny = {"depth": 1, "img_size": 32}
+    half = {"mean": (0.5,) * 3, "std": (0.5,) * 3}
+    for given in (
+        {"pretrained_cfg_overlay": half}, {"pretrained_cfg": half},
+        {"pretrained_cfg": {"mean": (0.1,) * 3, "std": (0.5,) * 3}, "pretrained_cfg_overlay": {"mean": (0.5,) * 3}},
+        {"pretrained_cfg": timm.models.PretrainedCfg(**half)},
+    ):  # fmt: skip
+        model = timm.create_model("vim_tiny_patch16_224", **given, **tiny)
+        read = timm.data.resolve_model_data_config(model)
+        assert read["mean"] == read["std"] == (0.5,) * 3 and read["input_size"] == (3, 32, 32)
+        assert model.num_classes == 0 and model.default_cfg == model.pretrained_cfg
+    model = timm.create_model("linear_vit_small_patch16_224", pretrained_cfg={"num_classes": 4}, **tiny)
+    assert model(torch.zeros(1, 3, 32, 32)).shape == (1, 4)
+    grey = {"input_size": (1, 32, 32)}
+    assert timm.create_model("vim_tiny_patch16_224", pretrained_cfg_overlay=grey, **tiny).in_chans == 1
+    with pytest.raises(ValueError, match="pretrained_cfg has 'meen'; allowed: architecture"):
+        timm.create_model("vim_tiny_patch16_224", pretrained_cfg_overlay={"meen": 0}, **tiny)
+    with pytest.raises(ValueError, match=r"vim_tiny_patch16_224\.in1k: no weights are published through timm"):
+        timm.create_model("vim_tiny_patch16_224.in1k", **tiny)

@@ -73,6 +73,10 @@ LISTS = {
     "object.json": '{"classes": ["b", "a"]}',
     "numbers.json": '{"a": 1, "b": 0}',
     "lines.txt": "\ufeffb\r\na\r\n\r\n",
+    "id2label.json": '{"0": "b", "1": "a"}',
+    "config.json": '{"model_type": "vit", "id2label": {"1": "a", "0": "b"}}',
+    "imagenet_class_index.json": '{"0": ["b", "tench"], "1": ["a", "goldfish"]}',
+    "data.json": '{"names": ["b", "a"]}',
 }
 
 
@@ -97,6 +101,12 @@ def test_synset_lists(tmp_path):
         ("a.json", '{"a": 0, "b": 2}', "no JSON list of names"),
         ("a.json", "a", "is no JSON"),
         ("b.txt", None, "cannot be read"),
+        ("a.txt", "# my classes\na\nb", r"'# my classes' would be a class; .*take comments out"),
+        ("a.txt", "a\nb\n// c", "'// c' would be a class"),
+        ("a.txt", "Class\na\nb", "'Class', looks like a header"),
+        ("a.csv", "name,id\na,0", r"is \.csv; wanted a text"),
+        ("a.yaml", "a: 0\nb: 1", r"is \.yaml; wanted a text"),
+        ("a.json", '{"0": "a", "2": "b"}', "nor the other way round"),
     ],
 )
 def test_lists_that_are_none(tmp_path, name, text, words):
@@ -131,7 +141,9 @@ def test_names_that_differ_in_case_alone_are_said(tmp_path, caplog):
 
 
 def shards(folder, split, values, classes=None):
-    samples = [{"__key__": str(i)} | ({} if v is None else {"cls": str(v).encode()}) for i, v in enumerate(values)]
+    samples = [
+        {"__key__": str(i), "png": b"x"} | ({} if v is None else {"cls": str(v).encode()}) for i, v in enumerate(values)
+    ]
     write_split(folder, split, samples, 100, False, classes)
     return ShardSet.find(folder, f"{split}-*.tar", "train_shards")
 
@@ -171,10 +183,10 @@ def test_foreign_shards_are_looked_into(tmp_path):
     info = json.loads((tmp_path / "_info.json").read_text())
     del info["splits"]["x"]["labels"]
     (tmp_path / "_info.json").write_text(json.dumps(info))
-    assert ShardSet.find(tmp_path, "x-*.tar", "s").labels[1:] == (2, 4, 5)
+    assert ShardSet.find(tmp_path, "x-*.tar", "s").labels == (2, 2, 4, 5, 0, None, 0)
     (tmp_path / "_info.json").unlink()
     for _ in range(2):  # counted, then kept
-        assert ShardSet.find(tmp_path, "x-*.tar", "s").labels[1:] == (2, 4, 5)
+        assert ShardSet.find(tmp_path, "x-*.tar", "s").labels == (2, 2, 4, 5, 0, None, 0)
 
 
 def test_lists_of_splits_are_compared(tmp_path):
@@ -208,3 +220,66 @@ def test_more_classes_than_the_data_name_are_said(tmp_path, caplog):
         data.trainer.lightning_module.label_count = count
         data.setup("fit")
         assert ("num_classes is 1000; the data name 2 classes" in caplog.text) == (count == 1000)
+
+
+LAYOUTS = {
+    "COCO": (["train2017", "val2017"], "are splits and no classes; take one of them by --src"),
+    "STL-10": (["train", "test", "unlabeled"], "are splits"),
+    "words and years": (["dev", "Eval_2019", "test-images", "trainset"], "are splits"),
+    "one split": (["validation"], "are splits"),
+    "masks": (
+        ["images", "masks"],
+        "masks would become classes; masks are read by python -m datamodules.prepare imagenet_s",
+    ),
+    "VOC": (["Annotations", "JPEGImages", "SegmentationClass"], r"Annotations, SegmentationClass would become classes"),
+    "boxes, by split": (["images", "labels", "train"], "labels would become classes"),
+    "a table of labels": (["images"], "are no classes; pass --unlabelled true"),
+}
+
+
+@pytest.mark.parametrize("what", LAYOUTS)
+def test_folders_that_are_no_classes(tmp_path, what):
+    """A list that names them says that they are."""
+    names, words = LAYOUTS[what]
+    src, out = tree(tmp_path / "src", names, 1), str(tmp_path / "out")
+    with pytest.raises(ShardError, match=words):
+        imagefolder(src, out, "train")
+    assert not (tmp_path / "out").exists()
+    (tmp_path / "names.json").write_text(json.dumps(names))
+    imagefolder(src, out, "train", classes=str(tmp_path / "names.json"))
+    assert labels(tmp_path / "out", "train") == {name: number for number, name in enumerate(names)}
+
+
+def test_a_split_s_name_among_classes_is_said(tmp_path, caplog):
+    """COCO and CIFAR-100 have a class train."""
+    names = ["bus", "train", "testing ground", "valve", "2017"]
+    imagefolder(tree(tmp_path / "src", names), str(tmp_path / "out"), "train")
+    assert "called like a split, or like what belongs to images, taken for classes: 1 ('train')" in caplog.text
+
+
+def test_masks_that_are_read_as_images_are_said(tmp_path, caplog):
+    src = tree(tmp_path / "src", ["images", "masks"], 1)
+    imagefolder(src, str(tmp_path / "out"), "train", unlabelled=True)
+    assert "images in folders of masks or the like, taken for images: 1 ('masks/0.png')" in caplog.text
+
+
+def test_classes_that_are_no_numbers_are_known_before_the_first_step(tmp_path):
+    def of(folder, values):
+        samples = [{"__key__": str(i), "png": b"x", "cls": value} for i, value in enumerate(values)]
+        write_split(tmp_path / folder, "x", samples, 100)
+        (tmp_path / folder / "_info.json").unlink()
+        return ShardSet.find(tmp_path / folder, "x-*.tar", "s")
+
+    for number, value in enumerate([b"cat", b"0.0", b"1_0", "\u0663".encode(), b"", b"\0\0\0\0"]):
+        source = of(f"s{number}", [b"1", value])
+        assert source.labels == (2, 2, 1, 1, 1, repr(value), 0)
+        with pytest.raises(ValueError, match=r"the class \(\.cls\) of 1 of the 2 samples is no number, .*imagefolder"):
+            check_labels(source, "train_shards", 10, True)
+        check_labels(source, "train_shards", 10, False)
+        with pytest.raises(
+            ShardError, match=r"sample '1' in shard .*: \.cls holds b.*write the shards anew with numbers"
+        ):
+            source.reader().read(1, ("cls",)).label()
+    check_labels(of("good", [b"1", b" +2\n"]), "train_shards", 3, True)
+    with pytest.raises(ValueError, match="of 2 of the 2 samples is no number"):
+        check_labels(of("bad", [b"cat", b"dog"]), "train_shards", None, False)

@@ -16,6 +16,7 @@ from datamodules import ImageNetDataModule, prepare
 from datamodules.samples import Labels, ShardError
 from datamodules.shard_index import index_shard
 from datamodules.shards import ShardSet
+from datamodules.split_checks import check_images
 
 
 def png(value=0):
@@ -214,3 +215,95 @@ def test_only_images(tmp_path):
 def test_a_dotted_key_of_its_own_stays(tmp_path):
     path = tar(tmp_path / "val.tar", samples(["x", "x.1"]))
     assert [sample.key for sample in index_shard(path)] == ["x", "x.1"]
+
+
+def members_of(kinds, count=4):
+    return [(f"{i:03d}.{kind}", b"0" if kind.endswith("cls") else png(i)) for i in range(count) for kind in kinds]
+
+
+SEVERAL = {
+    "two": ["rgb.png", "depth.png"],
+    "with a side file": ["rgb.png", "depth.png", "json"],
+    "with a class": ["rgb.png", "depth.png", "cls"],
+    "image and label": ["image.png", "label.cls"],
+}
+
+
+@pytest.mark.parametrize("what", SEVERAL)
+def test_several_images_a_sample_are_refused(tmp_path, what):
+    tar(tmp_path / "val.tar", members_of(SEVERAL[what]))
+    names = " and ".join(sorted({kind.partition(".")[0] for kind in SEVERAL[what] if "." in kind}))
+    words = (
+        rf"val\.tar: 4 samples have several members .* image, {names.replace(' and ', ', ')} .*the image as 000\.png"
+    )
+    with pytest.raises(ShardError, match=words):
+        read(tmp_path)
+    extra = members_of(["other.png"], 1) + members_of(["rgb.png"], 6)[4:]
+    tar(tmp_path / "val.tar", members_of(SEVERAL[what]) + extra)  # not all alike
+    with pytest.raises(ShardError, match="samples have several members"):
+        read(tmp_path)
+
+
+OWN = {
+    "frames": [f"clip{i}.{frame:03d}" for i in range(3) for frame in range(3)],
+    "names": ["john.smith", "john.doe", "jane.roe", "jane.poe", "jane.moe", "x.y"],
+    "one stem": ["photo.left", "photo.right"],
+}
+
+
+@pytest.mark.parametrize("what", OWN)
+def test_dotted_names_are_samples_of_their_own(tmp_path, what):
+    if what == "names":
+        OWN[what] += [f"a{i}.{i}{word}" for i in range(9) for word in ("b", "c")]
+    path = tar(tmp_path / "val.tar", [(f"{key}.png", png()) for key in OWN[what]])
+    assert [sample.key for sample in index_shard(path)] == OWN[what]
+    labelled = tar(tmp_path / "labelled.tar", samples([f"{i}.{side}" for i in range(3) for side in ("left", "right")]))
+    assert len(index_shard(labelled)) == 6
+
+
+def test_members_beside_images_are_no_samples(tmp_path, caplog):
+    """With classes or without; where a few have one, it is an image of its own."""
+    tar(tmp_path / "val.tar", members_of(["png", "seg.png"]))
+    assert len(ShardSet.find(tmp_path, "val.tar", "s")) == 4
+    assert "members that are neither image nor mask of their sample, left out: 4 ('val.tar: 000.seg'" in said(caplog)
+    path = tar(tmp_path / "few.tar", [*members_of(["png"]), ("000.edited.png", png())])
+    assert len(index_shard(path)) == 5
+
+
+NOTHING = {
+    "tars": (
+        [("n01440764.tar", b"x"), ("n01443537.tar", b"x")],
+        r"hold no sample: val\.tar holds 2 members, 2 of \.tar .*ILSVRC",
+    ),
+    "bmp": (
+        [("0.bmp", b"x"), ("0.cls", b"0")],
+        r"hold 1 samples, none of which has an image: .*1 of \.bmp, 1 of \.cls",
+    ),
+    "nothing": ([], "hold no sample: they are empty"),
+}
+
+
+@pytest.mark.parametrize("what", NOTHING)
+def test_shards_without_images_say_what_they_hold(tmp_path, what):
+    members, words = NOTHING[what]
+    tar(tmp_path / "val.tar", members)
+    for _ in range(2):  # scanned, then remembered
+        with pytest.raises(ShardError, match=words):
+            ShardSet.find(tmp_path, "val.tar", "val_shards")
+    tar(tmp_path / "val-1.tar", samples("ab"))
+    assert len(ShardSet.find(tmp_path, "val*.tar", "val_shards")) == 2 + (what == "bmp")
+
+
+def test_some_samples_without_an_image_are_known_before_the_first_step(tmp_path):
+    tar(tmp_path / "val.tar", [*samples("ab"), ("c.cls", b"0")])
+    source = ShardSet.find(tmp_path, "val.tar", "val_shards")
+    with pytest.raises(ValueError, match=r"val\.tar\): 1 of 3 samples without an image .*policy=skip"):
+        check_images(source, "val_shards", True)
+    check_images(source, "val_shards", False)
+
+
+def test_a_class_that_is_no_number_is_none_where_none_is_needed(tmp_path):
+    tar(tmp_path / "train.tar", [("a.png", png()), ("a.cls", b"cat"), ("b.png", png()), ("b.cls", b"3")])
+    data = ImageNetDataModule(str(tmp_path), "train.tar", None, batch_size=2, num_workers=0, resize=16, crop=16)
+    (batch,) = data.predict_dataloader()
+    assert batch["label"].tolist() == [-1, 3]

@@ -2,20 +2,24 @@
 
 import io
 import json
+import re
 
 import numpy as np
 import pytest
 from PIL import Image, ImageCms
 
-from datamodules import ImageNetDataModule
+from datamodules import ImageNetDataModule, jpeg_damage
 from datamodules.decoding import EncodedImage
+from datamodules.image_files import read_image
 from datamodules.image_tree import ImageFolder
 from datamodules.prepare import PixelRules, imagefolder
 from datamodules.samples import ShardError
 from datamodules.shards import ShardSet
+from datamodules.tally import Tally
 
 RNG = np.random.default_rng(0)
 NOISE = Image.fromarray(RNG.integers(0, 256, (20, 24, 3), dtype=np.uint8))
+BIG = Image.fromarray(RNG.integers(0, 256, (200, 200, 3), dtype=np.uint8))
 HALVES = Image.fromarray(np.repeat(np.array([[[220, 0, 0]], [[0, 0, 0]]], np.uint8), 16, 0).repeat(16, 1))
 
 
@@ -70,12 +74,51 @@ def test_names_and_endings_of_all_kinds(tmp_path, caplog):
     assert len(set(batch["key"])) == 12 and not any(set(key) & set(".\n/") for key in batch["key"])
 
 
+def thumbnail(data, keep):
+    """An EXIF thumbnail that is a whole JPEG, before a file that ends before (1) or in (2) its pixels."""
+    inside = b"Exif\0\0II*\0\x08\0\0\0\0\0" + jpeg(NOISE.resize((8, 8)))
+    scan = data.index(b"\xff\xda")
+    rest = data[2 : scan + (0 if keep == 1 else (len(data) - scan) // 2)]
+    return b"\xff\xd8\xff\xe1" + (len(inside) + 2).to_bytes(2, "big") + inside + rest
+
+
+def jpeg(image, **kwargs):
+    file = io.BytesIO()
+    image.save(file, "JPEG", **kwargs)
+    return file.getvalue()
+
+
+def zeroed(data, start, stop):
+    start, stop = (int(len(data) * part) for part in (start, stop))
+    return data[:start] + bytes(stop - start) + data[stop:]
+
+
+def flipped(data, at):
+    return data[:at] + bytes([data[at] ^ 0xFF]) + data[at + 1 :]
+
+
 FAULTS = {
     "empty": (lambda p: p.write_bytes(b""), "bad.jpg is empty, 0 bytes"),
     "cut off": (lambda p: p.write_bytes(save(p).read_bytes()[:400]), "bad.jpg cannot be read"),
     "a cut PNG": (lambda p: p.write_bytes(save(p, kind="PNG").read_bytes()[:400]), "bad.jpg cannot be read"),
     "text": (lambda p: p.write_bytes(b"hello"), "bad.jpg cannot be read"),
     "a broken link": (lambda p: p.symlink_to(p.with_name("gone")), "bad.jpg is a link to nowhere"),
+    "no image after its thumbnail": (lambda p: p.write_bytes(thumbnail(save(p).read_bytes(), 1)), "cut off before its"),
+    "cut after its thumbnail": (lambda p: p.write_bytes(thumbnail(save(p).read_bytes(), 2)), "bad.jpg cannot be read"),
+    "zeros at the end": (lambda p: p.write_bytes(zeroed(save(p, BIG).read_bytes(), 0.5, 1)), "is damaged: from byte"),
+    "zeros inside": (lambda p: p.write_bytes(zeroed(save(p, BIG).read_bytes(), 0.5, 0.8)), "zeros stand in the place"),
+    "progressive, zeros at the end": (
+        lambda p: p.write_bytes(zeroed(save(p, BIG, progressive=True).read_bytes(), 0.5, 1)),
+        "is damaged: from byte",
+    ),
+    "a PNG's checksum": (
+        lambda p: p.write_bytes(flipped(save(p, kind="PNG").read_bytes(), 300)),
+        "bad.jpg cannot be read",
+    ),
+    "a WebP's inside": (
+        lambda p: p.write_bytes(flipped(save(p, kind="WEBP", lossless=True).read_bytes(), 30)),
+        "bad.jpg cannot be read",
+    ),
     "another kind": (lambda p: p.with_suffix(".heic").write_bytes(b"x"), "bad.heic is no .jpg"),
 }
 
@@ -89,7 +132,7 @@ def test_files_that_cannot_be_read(tmp_path, what, caplog):
         imagefolder(str(tmp_path / "src"), str(tmp_path / "out"), "train")
     assert not list((tmp_path / "out").glob("*")) or not list((tmp_path / "out").glob("*.tar"))
     assert list(written(tmp_path / "src", tmp_path / "skipped", policy="skip")) == ["k/good.png"]
-    assert "left out: 1 ('bad." in caplog.text
+    assert re.search(r"left out: 1 \(['\"]bad\.", caplog.text)
 
 
 def exif(orientation):
@@ -206,9 +249,71 @@ def test_a_folder_without_classes(tmp_path, caplog):
     with pytest.raises(ShardError, match="goes with neither --classes nor --numbering"):
         imagefolder(str(src), str(tmp_path / "out"), "val", unlabelled=True, classes="imagenet")
     folder = ImageFolder(src)
-    assert len(folder) == 3 and len(folder.lengths) == 3 and folder.labels[1:] == (0, None, None)
+    assert len(folder) == 3 and len(folder.lengths) == 3 and folder.labels[1:4] == (0, None, None)
     assert folder.read(2, ()).key == "trip/a.jpg" and "cls" not in folder.read(2, ()).fields
     assert "files that are no images, left out: 1 ('notes.txt')" in caplog.text
     (tmp_path / "none").mkdir()
     with pytest.raises(ShardError, match=r"val_shards: .*none holds no image"):
         ImageFolder(tmp_path / "none", "val_shards")
+
+
+@pytest.mark.parametrize("optimize", [False, True])
+@pytest.mark.parametrize("progressive", [False, True])
+def test_what_is_whole_is_not_called_damaged(optimize, progressive):
+    """Flat pictures have long runs of zeros by themselves, thumbnails ends of their own, phones' files something more."""
+    for image in (Image.new("L", (600, 400)), Image.new("RGB", (600, 400), "red"), HALVES.resize((600, 400)), NOISE):
+        for quality in (10, 75, 100):
+            data = jpeg(image, quality=quality, optimize=optimize, progressive=progressive)
+            for whole in (data, data + bytes(500), data + b"\xff\xda", thumbnail(data, 2) + data[-len(data) // 2 :]):
+                assert jpeg_damage.zeros(whole) is None
+            assert jpeg_damage.is_whole(data) and not jpeg_damage.is_whole(data[:-2])
+
+
+KINDS = {
+    "HEIC": (b"\0\0\0\x18ftypheic\0\0\0\0mif1heic", "is a HEIC image, .*convert it to JPEG or PNG"),
+    "AVIF": (b"\0\0\0\x1cftypavif", "is a AVIF image"),
+    "video": (b"\0\0\0\x18ftypmp42", "is a video, .*extract its frames"),
+    "JPEG XL": (b"\xff\x0a", "is a JPEG XL image"),
+    "PSD": (b"8BPS", "is a Photoshop document"),
+    "DICOM": (bytes(128) + b"DICM", "is a DICOM file, .*--channels"),
+    "SVG": (b"<?xml version='1.0'?><svg>", "is an SVG drawing"),
+    "HTML": (b"\n<!DOCTYPE html>", "is a web page"),
+    "array": (b"\x93NUMPY", r"is an array \(\.npy\)"),
+    "pointer": (b"version https://git-lfs.github.com/spec/v1", "git lfs pull"),
+    "nothing known": (b"hello", r"\(UnidentifiedImageError: its first bytes are none of theirs\)"),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_other_kinds_are_called_by_their_names(tmp_path, kind):
+    start, words = KINDS[kind]
+    (tmp_path / "a.jpg").write_bytes(start + bytes(300))
+    with pytest.raises(ShardError, match=words) as error:
+        read_image(tmp_path / "a.jpg", PixelRules(), Tally())
+    assert "object at" not in str(error.value)
+    with pytest.raises(ShardError) as error:
+        EncodedImage(start + bytes(300), "it")
+    assert "object at" not in str(error.value) and "set data.init_args.policy=skip" in str(error.value)
+
+
+def test_profiles_that_do_not_fit(tmp_path, caplog):
+    srgb = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
+    odd = srgb.replace("sRGB".encode("utf-16-be"), "xRGB".encode("utf-16-be"))
+    rules = PixelRules(profile="srgb")
+    for mode, profile, words in (
+        (
+            "L",
+            odd,
+            r"its colour profile, 'xRGB built-in', is for RGB, and its pixels are L, .*--pixels\.profile ignore",
+        ),
+        ("CMYK", odd, "is for RGB, and its pixels are CMYK"),
+        ("RGB", b"garbage" * 20, "its colour profile is broken"),
+    ):
+        path = save(tmp_path / f"src/k/{mode}.jpg", NOISE.convert(mode), icc_profile=profile)
+        with pytest.raises(ShardError, match=words):
+            read_image(path, rules, Tally())
+    found = written(tmp_path / "src", tmp_path / "out", pixels=rules, policy="skip")
+    assert {name: data for name, (_, data) in found.items()} == {
+        f"k/{mode}.jpg": (tmp_path / f"src/k/{mode}.jpg").read_bytes() for mode in ("L", "CMYK", "RGB")
+    }
+    assert "images whose colour profile does not fit them and was ignored: 3 (" in caplog.text

@@ -1,6 +1,7 @@
 """Which ids a mask's pixels tell, by which encoding, and that nothing else becomes one."""
 
 import io
+import warnings
 
 import numpy as np
 import pytest
@@ -8,8 +9,10 @@ from PIL import Image
 
 from datamodules import ImageNetSDataModule
 from datamodules.decoding import mask_ids
+from datamodules.masks import odd_ids
 from datamodules.prepare import PixelRules, imagenet_s
 from datamodules.samples import ShardError
+from tests.datamodules.test_shards import FakeTrainer
 
 RNG = np.random.default_rng(0)
 
@@ -158,3 +161,52 @@ def test_masks_and_images_are_one_to_one(tmp_path, caplog):
     quarter(40, 30).save(tmp_path / "src/validation/n1/a.png")
     with pytest.raises(ShardError, match=r"a\.JPEG and .*a\.png have one mask, a\.png"):
         imagenet_s(src, str(tmp_path / "twice"))
+
+
+def drawn(values, side=64):
+    """Squares of ids one inside the other, a background around."""
+    ids = np.zeros((side, side), np.uint8)
+    for number, value in enumerate(values):
+        inset = 8 + 6 * number
+        ids[inset : side - inset, inset : side - inset] = value
+    return ids
+
+
+def blurred():
+    return np.asarray(Image.fromarray(drawn([255])).resize((63, 61), 2).resize((64, 64), 2))
+
+
+ODD = {
+    "VOC": (drawn([255, 3]), "with 255 beside other ids"),
+    "many classes": (drawn([255, 1, 150, 40, 90]), "with 255 beside other ids"),
+    "blurred": (blurred(), "blurred edges"),
+    "0 and 255": (drawn([255]), None),
+    "0 and 1": (drawn([1]), None),
+    "ImageNet-S": (drawn([255]).astype(np.int32) + 700 * (drawn([1]) == 0), None),
+    "empty": (drawn([]), None),
+}
+
+
+@pytest.mark.parametrize("what", ODD)
+def test_void_and_blurred_masks_are_said(tmp_path, what, caplog):
+    """By prepare, and by a run that does not ignore them."""
+    ids, words = ODD[what]
+    found = odd_ids(ids)
+    assert found is None if words is None else words in found
+    src = tree(
+        tmp_path / "src", Image.fromarray(ids if ids.dtype == np.uint8 else ids.astype(np.uint16)), size=(64, 64)
+    )
+    imagenet_s(src, str(tmp_path / "out"))
+    assert (words or "") in caplog.text and (words is not None) == (
+        "masks with 255" in caplog.text or "blurred" in caplog.text
+    )
+    data = ImageNetSDataModule(str(tmp_path / "out"), "validation-*.tar", 2, 0, resize=64, crop=64)
+    data.trainer = FakeTrainer(0, 1)
+    (batch,) = data.val_dataloader()
+    for ignored, wanted in ((1000, words), (255, None)):
+        data.trainer.lightning_module.ignore_index, data._masks_looked_at = ignored, False
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            data.on_before_batch_transfer(batch, 0)
+            data.on_before_batch_transfer(batch, 0)
+        assert len(said) == (wanted is not None) and all(wanted in str(one.message) for one in said)

@@ -174,3 +174,14 @@ def test_png_of_a_scene_is_lossless(tmp_path):
     scene = draw_scene(0, 1, 0)
     assert np.array_equal(np.asarray(Image.open(io.BytesIO(first["png"]))), scene.image)
     assert np.array_equal(np.asarray(Image.open(io.BytesIO(first["mask.png"]))), scene.mask)
+
+
+def test_shards_do_not_lie_among_the_images(tmp_path):
+    (tmp_path / "img/a").mkdir(parents=True)
+    Image.new("RGB", (8, 8)).save(tmp_path / "img/a/1.png")
+    for out in ("img", "img/o", "img/a/../b"):
+        with pytest.raises(ValueError, match=r"--out .* lies inside the images' folder .*img: give a folder beside it"):
+            imagefolder(str(tmp_path / "img"), str(tmp_path / out), "train")
+    with pytest.raises(ValueError, match=r"1\.png is a file and no folder"):
+        imagefolder(str(tmp_path / "img/a/1.png"), str(tmp_path / "o"), "train")
+    imagefolder(str(tmp_path / "img"), str(tmp_path / "img-shards"), "train")

@@ -273,7 +273,7 @@ FAULTS = {
     "unreadable": ("00001.png", lambda data: data[:40], "cannot be read"),
     "no image": ("00001.png", lambda data: None, "has no image"),
     "no class": ("00001.cls", lambda data: None, "no .cls"),
-    "bad class": ("00001.cls", lambda data: b"dog", "wanted an integer"),
+    "bad class": ("00001.cls", lambda data: b"dog", r"\.cls holds b'dog'; wanted the class.s number"),
     "no mask": ("00001.mask.png", lambda data: None, "no .mask.png"),
     "other mask": ("00001.mask.png", lambda data: png(np.zeros((5, 5), np.uint8)), "the mask is 5 x 5"),
 }

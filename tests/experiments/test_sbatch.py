@@ -35,7 +35,8 @@ def sbatch(tmp_path, monkeypatch):
     return run
 
 
-def test_a_task_is_a_run_of_the_target(sbatch):
+def test_a_task_is_a_run_of_the_target(sbatch, tmp_path):
+    (tmp_path / "w.pth").touch()
     done = sbatch(
         1, "ranks", "DATA=demo", "MODELS=vit_demo vim_demo", "RUNS=x", "CHECKPOINT=w.pth", "ARGS=--trainer.devices 2"
     )

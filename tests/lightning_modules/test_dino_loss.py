@@ -54,6 +54,12 @@ def test_loss_view_by_view_is_the_loss(views, global_views, batch, centering):
     expected = torch.autograd.grad(3 * at_once.loss, (z, weight))
     for ours, reference in zip(torch.autograd.grad(3 * by_view.loss, (z, weight)), expected, strict=True):
         torch.testing.assert_close(ours, reference, atol=1e-13, rtol=1e-11)
+    seconds = []
+    for parts in (loss(z @ weight.T, teacher, views, 0.05), loss.of_prototypes(z, weight, teacher, views, 0.05)):
+        first = torch.autograd.grad(3 * parts.loss, (z, weight), create_graph=True)
+        seconds.append(torch.autograd.grad(sum(g.square().sum() for g in first), (z, weight)))
+    for ours, reference in zip(*seconds, strict=True):
+        torch.testing.assert_close(ours, reference, atol=1e-13, rtol=1e-10)
 
 
 @pytest.mark.parametrize(("low", "tolerance"), [(torch.bfloat16, 2e-2), (torch.float16, 3e-3)])
