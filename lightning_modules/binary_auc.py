@@ -12,12 +12,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backbones import Backbone, BlockView, MixingBackbone, Stream
-from common.collectives import gather_objects
+from backbones import Backbone, BlockView, Features, MixingBackbone, Stream
+from common.collectives import gather_objects, gather_rows
 from common.pictures import pictures
 from lightning_modules.frozen import FrozenBackboneModule
 from lightning_modules.hparams import record_hyperparameters
-from metrics import BinaryAUC
+from metrics import BinaryAUC, bootstrap_means, interval, position_map
 
 logger = logging.getLogger(__name__)
 
@@ -38,20 +38,26 @@ class MapName(NamedTuple):
     part: str | None = None
     """``head`` or ``register``, where the map is of one of several."""
     index: int | None = None
+    stream: str | None = None
+    """The stream that is read, where it is the one beside the published."""
 
     def __str__(self) -> str:
         part = "" if self.part is None else f"{self.part}{self.index}/"
-        return f"block{self.block}/{part}{self.kind}"
+        stream = "" if self.stream is None else f"/{self.stream}"
+        return f"block{self.block}/{part}{self.kind}{stream}"
 
 
 SHUFFLED = MapName(-1, "shuffled")
-"""Stands beside the maps of a backbone; its scores are those of the last block's first map with pixels permuted."""
+"""A control beside the maps of a backbone: the last block's first map with its pixels permuted."""
+POSITION = MapName(-1, "position")
+"""Another: minus the distance to the image's centre, which knows nothing of what is there."""
+CONTROLS = (SHUFFLED, POSITION)
 SCORES = ("auc", "auc_normalized", "auc_of_mean_normalized")
 
 
 def as_text(name: MapName) -> str:
     """A map's name in tables and files."""
-    return "shuffled" if name is SHUFFLED else str(name)
+    return name.kind if name in CONTROLS else str(name)
 
 
 def grid_name(grid: tuple[int, int]) -> str:
@@ -92,9 +98,10 @@ def shuffled(scores: Tensor, keys: list[str]) -> Tensor:
 class BinaryAUCEvaluation(FrozenBackboneModule):
     """Scores several maps of several blocks in one pass over images with masks.
 
-    Batches hold ``image``, ``mask`` and ``key``. Beside the maps asked for, ``shuffled`` scores the last block's
-    first map with its pixels permuted: what a map without any relation to the mask gets. Blocks may have grids of
-    their own; each map is scored on its own.
+    Batches hold ``image``, ``mask`` and ``key``. Beside the maps asked for stand two controls: ``shuffled``, the last
+    block's first map with its pixels permuted, is what a map without any relation to the mask gets; ``position``, minus
+    the distance to the centre, is what one gets that knows nothing of the image. Blocks may have grids of their own;
+    each map is scored on its own. Intervals are those of 95 % by the bootstrap over images.
 
     Args:
         backbone: frozen.
@@ -108,7 +115,9 @@ class BinaryAUCEvaluation(FrozenBackboneModule):
         ignore_index: id in the masks that takes no part.
         pictures: this many of the first images are kept with their maps and the last block's patch features, for
             analysis; in a prediction, of each device's, in its files.
-        backbone_weights, weights_key, stream: see FrozenBackboneModule; the stream is that of the similarities.
+        backbone_weights, weights_key: see FrozenBackboneModule.
+        stream: which stream the similarities read (FrozenBackboneModule); ``both`` scores the published one and, as
+            maps of their own, the other.
 
     Raises:
         ValueError: for unknown kinds, or where the backbone has none of them.
@@ -125,10 +134,12 @@ class BinaryAUCEvaluation(FrozenBackboneModule):
         pictures: int = 0,
         backbone_weights: str | None = None,
         weights_key: str = "teacher",
-        stream: Stream = "published",
+        stream: Stream | Literal["both"] = "published",
     ) -> None:
-        super().__init__(backbone, backbone_weights, weights_key, stream)
+        super().__init__(backbone, backbone_weights, weights_key, "published" if stream == "both" else stream)
         record_hyperparameters(self, "backbone")
+        other: Stream = "branch" if backbone.published_stream == "residual" else "residual"
+        self._other = other if stream == "both" else None
         if not maps or any(kind not in MAP_KINDS for kind in maps):
             raise ValueError(f"model.init_args.maps={maps}; allowed: {', '.join(MAP_KINDS)}")
         self._mixes = isinstance(backbone, MixingBackbone) and backbone.mixes_tokens() and backbone.reads_tokens
@@ -149,6 +160,9 @@ class BinaryAUCEvaluation(FrozenBackboneModule):
         self._kept: list[dict[str, Any]] = []
         self._predicted = 0  # images of this device
         self._rows: list[dict[str, Any]] = []
+        self._keys: list[str] = []
+        self._aucs: dict[tuple[int, int], list[Tensor]] = {}  # (images, maps) of each batch
+        self._per_image: dict[str, np.ndarray] = {}
 
     def named_maps(self, images: Tensor) -> dict[MapName, Tensor]:
         """All maps (B, h, w) asked for, by name, oldest block first."""
@@ -160,9 +174,24 @@ class BinaryAUCEvaluation(FrozenBackboneModule):
         named: dict[MapName, Tensor] = {}
         for block, view in zip(self.blocks, views, strict=True):
             named |= block_maps(block, view, self.maps)
+        if self._other is not None:
+            kinds = [kind for kind in self.maps if "similarity" in kind]
+            for block, found in zip(self.blocks, self._read_other(images), strict=False):
+                maps = block_maps(block, BlockView(found), kinds)
+                named |= {name._replace(stream=self._other): scores for name, scores in maps.items()}
         if not named:
             raise ValueError(f"model.init_args.maps={self.maps}: {type(backbone).__name__} has none of these maps")
         return named
+
+    def _read_other(self, images: Tensor) -> list[Features]:
+        """Features in the stream beside the published one; none, said once, where the backbone does not give it."""
+        assert self._other is not None
+        try:
+            return self.backbone.forward_intermediates(images, self.blocks, self._other)
+        except ValueError as error:
+            logger.warning("stream=both: %s; the published one alone is scored", error)
+            self._other = None
+            return []
 
     @property
     def _shuffled_from(self) -> MapName:
@@ -176,7 +205,7 @@ class BinaryAUCEvaluation(FrozenBackboneModule):
         for name, scores in named.items():
             self._grids.setdefault((scores.shape[-2], scores.shape[-1]), []).append(name)
         shuffled_grid = next(grid for grid, names in self._grids.items() if self._shuffled_from in names)
-        self._grids[shuffled_grid].append(SHUFFLED)
+        self._grids[shuffled_grid] += CONTROLS
         self.metrics = nn.ModuleDict(
             {grid_name(grid): BinaryAUC(len(names), self.ignore_index) for grid, names in self._grids.items()}
         ).to(images.device)
@@ -193,9 +222,14 @@ class BinaryAUCEvaluation(FrozenBackboneModule):
         if not len(images):
             return
         named = self.named_maps(images)
-        named[SHUFFLED] = shuffled(named[self._shuffled_from], batch["key"])
+        first = named[self._shuffled_from]
+        named[SHUFFLED] = shuffled(first, batch["key"])
+        named[POSITION] = position_map((first.shape[-2], first.shape[-1])).to(first).expand_as(first)
+        self._keys += batch["key"]
         for grid, names in self._grids.items():
-            self.metrics[grid_name(grid)].update(torch.stack([named[name] for name in names], 1), batch["mask"])
+            metric = self.metrics[grid_name(grid)]
+            metric.update(torch.stack([named[name] for name in names], 1), batch["mask"])
+            self._aucs.setdefault(grid, []).append(metric.last)
         if (missing := self.pictures - sum(len(part["keys"]) for part in self._pictures)) > 0:
             self._pictures.append(self._keep(batch, named, missing))
 
@@ -213,26 +247,54 @@ class BinaryAUCEvaluation(FrozenBackboneModule):
     def on_validation_epoch_end(self) -> None:
         assert self.metrics is not None
         found: dict[MapName, dict[str, float]] = {}
+        ends = self._intervals()
         for grid, names in self._grids.items():
             metric = self.metrics[grid_name(grid)]
             values = {k: v.reshape(-1) for k, v in metric.compute().items()}  # torchmetrics squeezes a single map's
             metric.reset()
             for i, name in enumerate(names):
                 found[name] = {kind: values[kind][i].item() for kind in SCORES}
+                found[name] |= dict(zip(("auc_low", "auc_high"), ends[name], strict=True))
                 found[name] |= {"images": int(values["images"]), "skipped": int(values["skipped"])}
         self._kept = self._first_pictures()
         if self.trainer.sanity_checking:
             return
         last = self.blocks[-1]
         self._rows = [
-            {"map": as_text(name), "block": last if name is SHUFFLED else name.block, "part": name.part,
-             "index": name.index, "kind": name.kind, "stream": self.stream} | found[name]
-            for name in (*self.names, SHUFFLED)
+            {"map": as_text(name), "block": last if name in CONTROLS else name.block, "part": name.part,
+             "index": name.index, "kind": name.kind, "stream": name.stream or self.stream,
+             "reading": "published" if name.stream is None else "other"} | found[name]
+            for name in (*self.names, *CONTROLS)
         ]  # fmt: skip
         for row in self._rows:
             self.log_dict({f"maps/{row['map']}/{kind}": row[kind] for kind in SCORES})
         headline = found[self._shuffled_from]["auc_of_mean_normalized"]
         self.log("val/auc_of_mean_normalized", headline, prog_bar=True)
+
+    def _intervals(self) -> dict[MapName, tuple[float, float]]:
+        """Ends of each map's interval of the mean AUC, and the AUC of every image for :meth:`arrays`.
+
+        Images are put in the order of their keys, so that neither batches nor processes change a bit.
+        """
+        keys = [key for rank in gather_objects(self._keys) for key in rank]
+        order = np.argsort(np.array(keys, dtype=np.str_), kind="stable")
+        ends: dict[MapName, tuple[float, float]] = {}
+        columns: list[np.ndarray] = []
+        for grid, names in self._grids.items():
+            empty = torch.zeros(0, len(names), dtype=torch.float64)
+            auc = gather_rows(torch.cat(self._aucs.get(grid, [empty]))).cpu().numpy()[order]
+            columns.append(auc)
+            scored = auc[~np.isnan(auc[:, 0])]
+            nothing = np.full(len(names), np.nan)
+            low, high = interval(bootstrap_means(scored)) if len(scored) else (nothing, nothing)
+            ends |= {name: (float(a), float(b)) for name, a, b in zip(names, low, high, strict=True)}
+        self._per_image = {
+            "image_keys": np.array(keys, dtype=np.str_)[order],
+            "image_auc": np.concatenate(columns, 1).astype(np.float32),
+            "image_auc_names": np.array([as_text(name) for names in self._grids.values() for name in names]),
+        }
+        self._keys, self._aucs = [], {}
+        return ends
 
     def _first_pictures(self) -> list[dict[str, Any]]:
         """The first pictures over all ranks, whose spans follow each other."""
@@ -254,13 +316,14 @@ class BinaryAUCEvaluation(FrozenBackboneModule):
         return self._rows
 
     def arrays(self) -> dict[str, Any]:
-        """Of the pictures kept: ``keys``, ``images`` (P, H, W, 3) uint8, ``masks`` (P, H, W), ``map_names`` (K),
-        ``maps/NAME`` (P, h, w) of each, ``patches`` (P, D, h, w) of the last block. Nothing where ``pictures`` is 0."""
+        """Of every image, by its key: ``image_keys`` (n), ``image_auc`` (n, K) and ``image_auc_names`` (K), NaN where
+        skipped. Of the pictures kept: ``keys``, ``images`` (P, H, W, 3) uint8, ``masks`` (P, H, W), ``map_names``
+        (K), ``maps/NAME`` (P, h, w) of each, ``patches`` (P, D, h, w) of the last block."""
         if not self._kept:
-            return {}
+            return self._per_image
         joined = {k: np.concatenate([np.asarray(part[k]) for part in self._kept]) for k in self._kept[0]}
-        names = np.array([as_text(name) for name in (*self.names, SHUFFLED)])
-        return joined | {"map_names": names, "ignore_index": np.array(self.ignore_index)}
+        names = np.array([as_text(name) for name in (*self.names, *CONTROLS)])
+        return self._per_image | joined | {"map_names": names, "ignore_index": np.array(self.ignore_index)}
 
     def predict_step(self, batch: dict[str, Any], batch_idx: int) -> dict[str, Any]:
         """Keys, labels, embeddings, ``maps/NAME`` (B, h, w) of each map; ``images``, the first ``pictures`` of them."""

@@ -45,6 +45,8 @@ class BinaryAUC(Metric):
     def __init__(self, num_maps: int = 1, ignore_index: int = 1000) -> None:
         super().__init__()
         self.num_maps, self.ignore_index = num_maps, ignore_index
+        self.last = torch.zeros(0, num_maps, dtype=torch.float64)
+        """(B, K) of the images of the latest update, NaN where skipped; what intervals over images are made of."""
         self.add_state("sum_auc", torch.zeros(num_maps, dtype=torch.int64), "sum")
         self.add_state("sum_normalized", torch.zeros(num_maps, dtype=torch.int64), "sum")
         self.add_state("images", torch.tensor(0), "sum")
@@ -54,7 +56,7 @@ class BinaryAUC(Metric):
         """Scores (B, K, h, w) and masks (B, H, W), as :func:`binary_auc`."""
         if scores.ndim != 4 or scores.shape[1] != self.num_maps:
             raise ValueError(f"BinaryAUC(num_maps={self.num_maps}) got scores of shape {tuple(scores.shape)}")
-        auc = binary_auc(scores, masks, self.ignore_index)
+        self.last = auc = binary_auc(scores, masks, self.ignore_index)
         scored = ~auc[:, 0].isnan()
         auc = auc[scored]
         self.sum_auc += _in_units(auc).sum(0).to(self.sum_auc.device)

@@ -3,6 +3,8 @@
 Shapes: B images, K maps an image, h x w the maps' grid, H x W the masks' pixels, N = h·w.
 """
 
+from typing import Literal, get_args
+
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -19,7 +21,22 @@ def masks_to_grid(masks: Tensor, size: tuple[int, int]) -> Tensor:
     return F.interpolate(exact(masks[:, None]), size=size, mode="nearest-exact")[:, 0].to(masks)
 
 
-def binary_auc(scores: Tensor, masks: Tensor, ignore_index: int = 1000) -> Tensor:
+Comparison = Literal["grid", "area", "mask"]
+"""Where maps and masks meet: see :func:`binary_auc`."""
+
+
+def _sides(masks: Tensor, size: tuple[int, int], ignore_index: int, compare: Comparison) -> tuple[Tensor, Tensor]:
+    """(B, N) booleans: foreground and background, on a grid of that size."""
+    if compare != "area" or tuple(masks.shape[-2:]) == size:
+        ids = masks_to_grid(masks, size).flatten(1)
+        return (ids != 0) & (ids != ignore_index), ids == 0
+    parts = torch.stack([(masks != 0) & (masks != ignore_index), masks == 0], 1)
+    foreground, background = F.interpolate(exact(parts), size=size, mode="area").flatten(2).unbind(1)
+    counted = foreground + background > 0
+    return counted & (foreground >= background), counted & (foreground < background)
+
+
+def binary_auc(scores: Tensor, masks: Tensor, ignore_index: int = 1000, compare: Comparison = "grid") -> Tensor:
     """Area under the ROC curve of each map's values as scores for foreground against background.
 
     It is the probability that a foreground pixel scores above a background pixel, ties counted half
@@ -30,6 +47,9 @@ def binary_auc(scores: Tensor, masks: Tensor, ignore_index: int = 1000) -> Tenso
         masks: (B, H, W) integers: 0 background, ``ignore_index`` takes no part, anything else foreground. Another
             size than the maps' is brought to their grid, nearest pixel.
         ignore_index: the ignored id.
+        compare: ``grid``, as the paper: the mask on the maps' grid, nearest pixel. ``area``: a cell of the grid is
+            foreground where at least half of its pixels that take part are. ``mask``: the map, made as large as the
+            mask (bilinear), against every pixel; scores must be finite.
 
     Returns:
         (B, K) float64, on the CPU where the device has none; NaN where the mask has only one class on the grid.
@@ -41,6 +61,8 @@ def binary_auc(scores: Tensor, masks: Tensor, ignore_index: int = 1000) -> Tenso
         raise ValueError(
             f"binary_auc wants scores (B,K,h,w) and masks (B,H,W); found {tuple(scores.shape)}, {tuple(masks.shape)}"
         )
+    if compare not in get_args(Comparison):
+        raise ValueError(f"binary_auc: compare={compare!r}; allowed: {', '.join(get_args(Comparison))}")
     if masks.is_floating_point() or masks.dtype == torch.bool:
         raise ValueError(f"binary_auc wants integer masks with ids; found {masks.dtype}")
     nan = scores.isnan().flatten(2).any(-1)
@@ -48,9 +70,10 @@ def binary_auc(scores: Tensor, masks: Tensor, ignore_index: int = 1000) -> Tenso
         image, index = nan.nonzero()[0].tolist()
         raise ValueError(f"binary_auc: scores of image {image}, map {index} hold NaN")
 
-    ids = masks_to_grid(masks, (scores.shape[-2], scores.shape[-1])).flatten(1)
-    foreground = ((ids != 0) & (ids != ignore_index))[:, None]  # B 1 N
-    background = (ids == 0)[:, None]
+    if compare == "mask" and scores.shape[-2:] != masks.shape[-2:]:
+        scores = F.interpolate(exact(scores), size=masks.shape[-2:], mode="bilinear", align_corners=False)
+    sides = _sides(masks, (scores.shape[-2], scores.shape[-1]), ignore_index, compare)
+    foreground, background = (side[:, None] for side in sides)  # B 1 N
     values, order = scores.flatten(2).sort(-1)
     positive = foreground.expand_as(order).gather(-1, order)
     negative = background.expand_as(order).gather(-1, order).to(torch.int32)
@@ -68,6 +91,23 @@ def binary_auc(scores: Tensor, masks: Tensor, ignore_index: int = 1000) -> Tenso
     wins = torch.where(positive, below + within, 0).sum(-1, dtype=torch.int64)
     pairs = foreground.sum(-1, dtype=torch.int64) * background.sum(-1, dtype=torch.int64)
     return exact(wins) / exact(2 * pairs)
+
+
+def pooled_binary_auc(scores: Tensor, masks: Tensor, ignore_index: int = 1000) -> Tensor:
+    """(K): the same over the cells of all images at once, one threshold for all; arguments as :func:`binary_auc`.
+
+    Maps whose level differs from image to image score lower than their mean over images.
+    """
+    b, k, h, w = scores.shape
+    ids = masks_to_grid(masks, (h, w))
+    return binary_auc(scores.transpose(0, 1).reshape(1, k, b * h, w), ids.reshape(1, b * h, w), ignore_index)[0]
+
+
+def position_map(size: tuple[int, int]) -> Tensor:
+    """(h, w): minus the distance to the centre, in cells; what a map scores that knows nothing of the image."""
+    h, w = size
+    y, x = torch.arange(h) - (h - 1) / 2, torch.arange(w) - (w - 1) / 2
+    return -torch.hypot(y[:, None], x[None, :])
 
 
 def roc_curve(scores: np.ndarray, positive: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -60,8 +60,12 @@ def test_binary_auc(backbone, shards, tmp_path):
     folder = run("validate", "binary_auc", shards, tmp_path, backbone, *(LARGE if backbone == "timm" else []))
     rows = read_results(folder)["rows"]
     names = [r["map"] for r in rows]
-    depth = len({n.split("/")[0] for n in names if n != "shuffled"})
-    assert names[-1] == "shuffled" and f"block{depth - 1}/similarity" in names and "block0/head0/mixing" in names
+    depth = len({n.split("/")[0] for n in names if "/" in n})
+    assert (
+        names[-2:] == ["shuffled", "position"]
+        and f"block{depth - 1}/similarity" in names
+        and "block0/head0/mixing" in names
+    )
     assert ("block0/register1/similarity" in names) == (backbone == "mambar")
     for row in rows:
         assert 0 <= row["auc"] <= 1 and row["images"] + row["skipped"] == 20
@@ -173,7 +177,7 @@ def test_pictures_are_kept_with_their_maps(shards, tmp_path):
     predicted = run("predict", "binary_auc", shards, tmp_path, "mambar") / "predictions"
     parts = [np.load(f) for f in sorted(predicted.glob("*.npz"))]
     names = [name.removeprefix("maps/") for name in parts[0] if name.startswith("maps/")]
-    assert kept["map_names"].tolist() == [*names, "shuffled"] and kept["maps/shuffled"].shape == (11, 4, 4)
+    assert kept["map_names"].tolist() == [*names, "shuffled", "position"] and kept["maps/shuffled"].shape == (11, 4, 4)
     for name in names:
         maps = np.concatenate([p[f"maps/{name}"] for p in parts])[:11]
         np.testing.assert_allclose(kept[f"maps/{name}"], maps, atol=1e-5)
@@ -265,7 +269,7 @@ def test_a_pyramid_of_timm(shards, tmp_path):
     assert [row["parameters"] for row in table["rows"]] == [10 * (2 * (384 + 768) + 1), 10 * 769]
     folder = run("validate", "binary_auc", shards, tmp_path, "vit", *overlay, "--model.init_args.pictures=2")
     rows = read_results(folder)["rows"]
-    assert [row["map"] for row in rows] == [f"block{i}/similarity" for i in range(4)] + ["shuffled"]
+    assert [row["map"] for row in rows] == [f"block{i}/similarity" for i in range(4)] + ["shuffled", "position"]
     assert all(row["images"] + row["skipped"] == 20 for row in rows)
     with np.load(folder / "results.npz") as kept:
         assert [kept[f"maps/block{i}/similarity"].shape[1:] for i in range(4)] == [(16, 16), (8, 8), (4, 4), (2, 2)]

@@ -6,7 +6,7 @@ import torch
 from sklearn.metrics import roc_auc_score
 from sklearn.metrics import roc_curve as sklearn_roc_curve
 
-from metrics import BinaryAUC, binary_auc, masks_to_grid, roc_curve
+from metrics import BinaryAUC, binary_auc, masks_to_grid, pooled_binary_auc, position_map, roc_curve
 from tests.processes import run_ranks
 
 IGNORED = 1000
@@ -83,6 +83,49 @@ def test_masks_go_to_the_grid_by_cell_centres():
     assert torch.equal(masks_to_grid(large, (4, 5)), blocks)
     scores = torch.randn(2, 3, 4, 5)
     torch.testing.assert_close(binary_auc(scores, large), binary_auc(scores, blocks), equal_nan=True)
+
+
+def test_a_cell_by_its_area():
+    masks = torch.zeros(1, 4, 4, dtype=torch.int64)
+    masks[0, :2, :2] = torch.tensor([[5, 5], [0, 0]])  # half of a cell: foreground
+    masks[0, :2, 2:] = torch.tensor([[0, 0], [0, 5]])  # a quarter; but the nearest pixel is foreground
+    masks[0, 2:, :2] = torch.tensor([[IGNORED, IGNORED], [IGNORED, 7]])  # of what takes part, all
+    masks[0, 2:, 2:] = IGNORED
+    scores = torch.tensor([[[[2.0, 1.0], [0.0, 9.0]]]])
+    # foreground 2 and 0 against background 1; the last cell takes no part
+    assert binary_auc(scores, masks, compare="area").item() == 0.5
+    grid = masks_to_grid(masks, (2, 2))
+    assert grid.tolist() == [[[0, 5], [7, IGNORED]]] and binary_auc(scores, masks).item() == 0
+    fine = torch.randint(0, 2, (3, 5, 7))
+    maps = torch.randn(3, 2, 5, 7)
+    assert torch.equal(binary_auc(maps, fine, compare="area"), binary_auc(maps, fine))
+
+
+def test_a_map_as_large_as_the_mask():
+    scores, masks = make("random", h=5, w=7)
+    _, large = make("random", h=23, w=19, seed=2)
+    upsampled = torch.nn.functional.interpolate(scores, size=(23, 19), mode="bilinear", align_corners=False)
+    torch.testing.assert_close(
+        binary_auc(scores, large, compare="mask"), sklearn_auc(upsampled, large), atol=1e-12, rtol=0
+    )
+    with pytest.raises(ValueError, match="compare='pixel'; allowed: grid, area, mask"):
+        binary_auc(scores, masks, compare="pixel")
+
+
+def test_pooled_over_images():
+    scores, masks = make("tied")
+    kept = masks != IGNORED
+    wanted = [roc_auc_score((masks != 0)[kept], scores[:, k][kept]) for k in range(3)]
+    np.testing.assert_allclose(pooled_binary_auc(scores, masks), wanted, atol=1e-12)
+    moved = scores + torch.arange(7).view(7, 1, 1, 1) * 100  # each image at a level of its own
+    torch.testing.assert_close(binary_auc(moved, masks), binary_auc(scores, masks))
+    assert (pooled_binary_auc(moved, masks) - 0.5).abs().max() < (pooled_binary_auc(scores, masks) - 0.5).abs().max()
+
+
+def test_position_alone():
+    found = position_map((3, 4))
+    assert found.shape == (3, 4) and found.argmax() in (5, 6) and found[1, 1] == found[1, 2] == -0.5
+    assert found[0, 0] == found.min() == -np.hypot(1, 1.5)
 
 
 def dataset():

@@ -1,0 +1,73 @@
+"""What is scored beside the maps asked for: both readings, controls, intervals, and every image by its key."""
+
+import numpy as np
+import pytest
+import torch
+
+from backbones import TimmModel, VisionMamba
+from lightning_modules import BinaryAUCEvaluation
+from metrics import binary_auc, position_map
+from tests.lightning_modules.test_over_processes import attach, samples
+
+
+def vim():
+    torch.manual_seed(0)
+    return VisionMamba(img_size=16, patch_size=4, embed_dim=16, depth=2, d_state=4, headdim=8)
+
+
+def score(module, sizes=(7,), order=None):
+    images, masks, _, keys = samples(sum(sizes))
+    order = list(range(len(keys))) if order is None else order
+    start = 0
+    for number, size in enumerate(sizes):
+        part = order[start : start + size]
+        batch = {"image": images[part], "mask": masks[part], "key": [keys[i] for i in part]}
+        attach(module, mean=(0.5,) * 3, std=(0.2,) * 3).eval().validation_step(batch, number)
+        start += size
+    module.on_validation_epoch_end()
+    return {row["map"]: row for row in module.rows()}, module.arrays()
+
+
+def test_both_readings_are_those_of_each_alone():
+    kinds = ["similarity", "mixing"]
+    both, _ = score(BinaryAUCEvaluation(vim(), kinds, "all", stream="both"))
+    for stream, suffix, reading in (("branch", "", "published"), ("residual", "/residual", "other")):
+        alone, _ = score(BinaryAUCEvaluation(vim(), kinds, "all", stream=stream))
+        for block in (0, 1):
+            found, wanted = both[f"block{block}/similarity{suffix}"], alone[f"block{block}/similarity"]
+            assert (
+                found["reading"] == reading and found["auc"] == wanted["auc"] and found["auc_low"] == wanted["auc_low"]
+            )
+    assert both["block1/similarity"]["auc"] != both["block1/similarity/residual"]["auc"]
+    assert "block1/mixing/residual" not in both  # no stream is read for it
+    assert both["block1/similarity/residual"]["stream"] == "residual"
+
+
+def test_where_there_is_one_stream_it_is_scored_alone(caplog):
+    rows, _ = score(BinaryAUCEvaluation(TimmModel("test_efficientnet"), ["similarity"], stream="both"))
+    assert {row["reading"] for row in rows.values()} == {"published"}
+    assert caplog.text.count("the published one alone is scored") == 1
+
+
+def test_controls_intervals_and_images():
+    _, masks, _, keys = samples(7)
+    rows, arrays = score(BinaryAUCEvaluation(vim(), ["similarity"], "all"))
+    assert [row["kind"] for row in rows.values()] == ["similarity", "similarity", "shuffled", "position"]
+    centre = binary_auc(position_map((4, 4)).expand(7, 1, 4, 4).contiguous(), masks)
+    assert rows["position"]["auc"] == pytest.approx(centre.mean().item(), abs=1e-9)
+    assert arrays["image_keys"].tolist() == sorted(keys)
+    for name, column in zip(arrays["image_auc_names"], arrays["image_auc"].T, strict=True):
+        row = rows[str(name)]
+        assert row["auc"] == pytest.approx(column.mean(), abs=1e-6)
+        if np.ptp(column):
+            assert row["auc_low"] < row["auc"] < row["auc_high"]
+
+
+@pytest.mark.parametrize("sizes", [(1,) * 7, (3, 4)])
+def test_neither_batches_nor_order_change_a_bit(sizes):
+    wanted, arrays = score(BinaryAUCEvaluation(vim(), ["similarity"]))
+    rows, found = score(BinaryAUCEvaluation(vim(), ["similarity"]), sizes, [4, 2, 6, 0, 1, 5, 3])
+    for name in ("shuffled", "position"):
+        assert rows[name] == wanted[name]
+    assert all(np.array_equal(found[k], arrays[k]) for k in ("image_keys", "image_auc_names"))
+    np.testing.assert_allclose(found["image_auc"], arrays["image_auc"], atol=1e-6)
