@@ -279,7 +279,7 @@ def test_a_backbone_and_a_method(run):
     assert [row["parameters"] for row in probe["rows"]] == [10 * (2 * (8 + 16) + 1), 10 * 17]
     assert knn["rows"][0]["bank"] == 24 and knn["rows"][0]["queries"] == 20
     # a pyramid has no mixing matrix: those maps are left out
-    names = [("block0/similarity", 0), ("block1/similarity", 1), ("shuffled", 1)]
+    names = [("block0/similarity", 0), ("block1/similarity", 1), ("shuffled", 1), ("position", 1)]
     assert [(row["map"], row["block"]) for row in auc["rows"]] == names
     with np.load(found["auc"] / "results.npz") as kept:
         assert kept["maps/block0/similarity"].shape == (3, 8, 8) and kept["maps/block1/similarity"].shape == (3, 4, 4)
