@@ -65,6 +65,8 @@ def _wanted(message: str) -> str | None:
     )
     if found:
         return f"{keys}={found[2]}; allowed: {_types(found[1])}"
+    if "Expected a path but  either not accessible" in message:
+        return f"{keys} is empty; wanted class_path and init_args, or a file that holds them"
     found = re.search(
         r'Parser key "\w+": - Expected a path but (.+?) either not accessible or invalid - '
         r"(.+?)(?: - Expected a <|$)",

@@ -29,6 +29,7 @@ REFUSED = {
         "data.init_args.mean=[123.675, 116.28, 103.53]: of images of 8 bits it is a share of the full scale, in [0, 1]; "
         "divide by 255",
     ),
+    "nothing for data": ({"data": ""}, "data is empty; wanted class_path and init_args, or a file that holds them"),
     "a mean alone": (
         {"data": {"init_args": {"mean": [0.5, 0.5, 0.5]}}},
         "data.init_args.mean is set and data.init_args.std is not: set both, or leave both out",

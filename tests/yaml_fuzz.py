@@ -112,7 +112,7 @@ def mutate(config: dict[str, Any], rng: random.Random) -> tuple[dict[str, Any], 
         new = rng.choice([f"{last}s", last[:-1] or "x", last.upper(), last.replace("_", "-") + "_"])
         parent[new] = value
         return config, Mutation("key", ".".join(map(str, (*path[:-1], new))), value)
-    target = rng.choice([config, config["model"], config["data"], config["trainer"]])
+    target = rng.choice([config, *(config[part] for part in ("model", "data", "trainer") if part in config)])
     target = target if target is not parent else {}
     target[last] = value
     return config, Mutation("level", key, value)
