@@ -56,10 +56,10 @@ def _wanted(message: str) -> str | None:
     """A value of the wrong type, by its whole key, with what is allowed."""
     keys = ".".join(re.findall(r'[Pp]arser key "([\w.]+)"', message))
     found = re.fullmatch(
-        r'Parser key "[\w.]+": Does not validate .*? Errors: - (.*) Given value type: .*? Given value: (.*)', message
+        r'Parser key "[\w.]+": Does not validate .*? Errors: - (.*) Given value type: .*? Given value:\s?(.*)', message
     )
     if found and all(text.startswith("Expected a") for text in found[1].split(" - ")):
-        return f"{keys}={found[2]}; allowed: {_types(found[1])}"
+        return f"{keys}={found[2] or repr('')}; allowed: {_types(found[1])}"
     found = re.search(
         r'Parser key "[\w.]+": (Expected an? (?:<class|typing\.).+?)\. Got value: (.*?)(?: - Expected |$)', message
     )
@@ -79,10 +79,12 @@ def _of_union(message: str) -> str | None:
     """A value that is of none of an option's types, at any depth, where nothing but the type is wrong with it."""
     keys = ".".join(re.findall(r'[Pp]arser key "([\w.]+)"', message))
     *_, innermost = re.split(r"Does not validate against any of the Union subtypes Subtypes: ", message)
-    found = re.match(r"\[(.*?)\] Errors: (.*?) Given value type: .*? Given value: (.*?)(?: - Expected a |$)", innermost)
+    found = re.match(
+        r"\[(.*?)\] Errors: (.*?) Given value type: .*? Given value:\s?(.*?)(?: - Expected a |$)", innermost
+    )
     if found is None or not all(text.startswith("Expected a") for text in found[2].removeprefix("- ").split(" - ")):
         return None
-    return f"{keys}={found[3]}; allowed: {_types(found[1])}"
+    return f"{keys}={found[3] or repr('')}; allowed: {_types(found[1])}"
 
 
 def _of_class(message: str) -> str | None:
@@ -151,6 +153,10 @@ ADVICE = {
     ),
     r"No supported gpu backend|can ?not run on your system since the accelerator is not available": (
         "trainer.accelerator asks for a device that torch does not find here: take auto or cpu"
+    ),
+    r"You requested to check .* of the `\w+_dataloader`": (
+        "trainer.limit_train_batches, limit_val_batches, limit_test_batches or overfit_batches leaves less than one "
+        "batch: raise it"
     ),
     r"out of memory|can't allocate memory|Unable to allocate": (
         "memory is full: lower data.init_args.batch_size, or raise trainer.accumulate_grad_batches, or set "

@@ -30,6 +30,7 @@ REFUSED = {
         "divide by 255",
     ),
     "nothing for data": ({"data": ""}, "data is empty; wanted class_path and init_args, or a file that holds them"),
+    "nothing for one of a few": ({"trainer": {"precision": ""}}, "trainer.precision=''; allowed: "),
     "a mean alone": (
         {"data": {"init_args": {"mean": [0.5, 0.5, 0.5]}}},
         "data.init_args.mean is set and data.init_args.std is not: set both, or leave both out",
