@@ -176,6 +176,8 @@ def _out_of_range(mutation: Mutation) -> str | None:
 
 
 def _same(held: Any, asked: Any) -> bool:
+    if isinstance(asked, list) and isinstance(held, list) and len(asked) == len(held):
+        return all(map(_same, held, asked))
     if isinstance(asked, str):
         asked = {"yes": True, "no": False}.get(asked, asked)
         with contextlib.suppress(ValueError):
