@@ -1,10 +1,10 @@
-"""The embedded data set: small grey scenes drawn offline, ten classes told by texture alone, with object masks.
+"""The embedded data set: small scenes drawn offline, ten classes told by texture alone, with object masks.
 
-Each scene is one object of random shape, place and size on a shaded background. The class is the object's texture.
-Everything else is drawn at random and independently of it: the object's outline and position, the polarity of its
-pattern (light on dark or dark on light), phase, wavelength, a small rotation, and the background's shading and noise.
-There is no colour, and the mean brightness of object and background is the same for all classes but the plain one,
-which has nothing else to stand out by.
+A scene shows a few objects of one class, of random outline, place and size, on a background that looks like ground:
+noise of several octaves through one palette. The class is the objects' texture. Everything else is drawn at random and
+independently of it, each object's by itself: its outline and place, the two colours of its pattern, phase, wavelength,
+and a small rotation. So two crops of a scene have nothing in common but the class, as long as each shows some object,
+and where an object stands says nothing: objects keep no distance from the border.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,39 +12,70 @@ from typing import NamedTuple
 
 import numpy as np
 
-SIDE = 64
+SIDE = 96
 CLASSES = (
     "horizontal stripes", "vertical stripes", "diagonal stripes", "checkerboard", "dots",
     "rings", "grid", "plain", "blobs", "zigzag",
 )  # fmt: skip
+OBJECTS = (2, 4)
+"""Fewest and most in a scene."""
+TINT = 0.3
+SPREAD = 0.1
+CONTRAST = 0.25
+RADIUS = (17, 24)
+OCTAVES = (3, 6, 12)
+REACH = 36
+"""No outline goes further from its origin, in pixels."""
+GROUND = np.array([[52, 44, 30], [84, 76, 44], [96, 112, 62], [134, 140, 96], [170, 166, 136]]) / 255
+"""The background's palette, from its low to its high places."""
 
 
 class Scene(NamedTuple):
     """One drawn sample."""
 
     image: np.ndarray
-    """(64, 64, 3) uint8, three equal channels."""
+    """(96, 96, 3) uint8."""
     mask: np.ndarray
-    """(64, 64) uint8: 0 background, label + 1 on the object."""
+    """(96, 96) uint8: 0 background, label + 1 on the objects."""
     label: int
 
 
-def _smooth_noise(rng: np.random.Generator, cells: int) -> np.ndarray:
-    """(SIDE, SIDE) noise in about [-1, 1], varying over SIDE / cells pixels."""
+def _smooth_noise(rng: np.random.Generator, cells: int, side: int = SIDE) -> np.ndarray:
+    """(side, side) noise in about [-1, 1], varying over side / cells pixels."""
     grid = rng.uniform(-1, 1, (cells + 3, cells + 3))
-    at = np.linspace(1, cells + 1, SIDE)
+    at = np.linspace(1, cells + 1, side)
     low, t = at.astype(int), at - at.astype(int)
     t = t * t * (3 - 2 * t)
     rows = grid[low] * (1 - t)[:, None] + grid[low + 1] * t[:, None]
     return rows[:, low] * (1 - t) + rows[:, low + 1] * t
 
 
-def _texture(rng: np.random.Generator, label: int, y: np.ndarray, x: np.ndarray) -> np.ndarray:
+def _ground(rng: np.random.Generator) -> np.ndarray:
+    """(SIDE, SIDE, 3) background in [0, 1]: noise whose octaves fall as natural images' do, through the palette."""
+    height = sum(_smooth_noise(rng, cells) / cells**0.7 for cells in OCTAVES)
+    height = (height - height.mean()) / height.std()
+    place = np.clip(2 + CONTRAST * height, 0, len(GROUND) - 1.001)
+    low, part = place.astype(int), (place % 1)[..., None]
+    return GROUND[low] * (1 - part) + GROUND[low + 1] * part
+
+
+class _Make(NamedTuple):
+    """What the objects of a scene have in common beside their class."""
+
+    wavelength: float
+    angle: float
+    polarity: int
+    hue: float
+
+
+def _make(rng: np.random.Generator, label: int) -> _Make:
+    turn = rng.choice([-1, 1]) * np.pi / 4 if CLASSES[label] == "diagonal stripes" else 0.0
+    return _Make(rng.uniform(9, 14), turn + rng.uniform(-0.15, 0.15), rng.choice([-1, 1]), (3 * label % 10) / 10 + rng.uniform(-SPREAD, SPREAD))
+
+
+def _texture(rng: np.random.Generator, make: _Make, label: int, y: np.ndarray, x: np.ndarray) -> np.ndarray:
     """The class's pattern in [-1, 1] over pixel coordinates centred on the object."""
-    wavelength = rng.uniform(8, 14)
-    angle = rng.uniform(-0.15, 0.15)
-    if label == 2:
-        angle += rng.choice([-1, 1]) * np.pi / 4
+    wavelength, angle = make.wavelength, make.angle
     u = (x * np.cos(angle) + y * np.sin(angle)) * 2 * np.pi / wavelength + rng.uniform(0, 2 * np.pi)
     v = (y * np.cos(angle) - x * np.sin(angle)) * 2 * np.pi / wavelength + rng.uniform(0, 2 * np.pi)
     name = CLASSES[label]
@@ -61,18 +92,18 @@ def _texture(rng: np.random.Generator, label: int, y: np.ndarray, x: np.ndarray)
     elif name == "grid":
         pattern = (np.maximum(np.cos(u), np.cos(v)) - 0.6) * 2.5
     elif name == "plain":
-        return np.zeros_like(x)
+        return np.full_like(x, make.polarity)
     elif name == "blobs":
-        pattern = _smooth_noise(rng, 9) * 2
+        pattern = _smooth_noise(rng, 14)[: len(x), : x.shape[1]] * 2
     else:
         zigzag = np.abs((u / np.pi) % 2 - 1) * 2 * np.pi
         pattern = np.sin(v + zigzag)
-    return np.clip(pattern * 1.5, -1, 1)
+    return np.clip(make.polarity * pattern * 1.5, -1, 1)
 
 
 def _outline(rng: np.random.Generator, y: np.ndarray, x: np.ndarray) -> np.ndarray:
     """Whether each pixel lies in a random star-shaped outline about the origin."""
-    radius, stretch, turn = rng.uniform(18, 26), rng.uniform(0.75, 1.33), rng.uniform(0, np.pi)
+    radius, stretch, turn = rng.uniform(*RADIUS), rng.uniform(0.75, 1.33), rng.uniform(0, np.pi)
     a, b = x * np.cos(turn) + y * np.sin(turn), y * np.cos(turn) - x * np.sin(turn)
     a, b = a * np.sqrt(stretch), b / np.sqrt(stretch)
     theta, lobes = np.arctan2(b, a), rng.integers(2, 6)
@@ -80,25 +111,31 @@ def _outline(rng: np.random.Generator, y: np.ndarray, x: np.ndarray) -> np.ndarr
     return np.hypot(a, b) < edge
 
 
+def _colours(rng: np.random.Generator, hue: float) -> np.ndarray:
+    """(2, 3) a pattern's two colours in [0, 1], one light and one dark, about a hue in turns."""
+    hues = hue + rng.uniform(-0.04, 0.04, 2)
+    wheel = 0.5 + 0.5 * np.cos(2 * np.pi * (hues[:, None] - np.array([0, 1 / 3, 2 / 3])))
+    light, dark = 0.85 + TINT * (wheel[0] - 0.5), 0.15 + TINT * (wheel[1] - 0.5)
+    return np.stack([dark, light])
+
+
 def draw_scene(label: int, seed: int, index: int) -> Scene:
     """One scene; a function of its arguments alone."""
     rng = np.random.default_rng([seed, index, label])
-    row, column = np.mgrid[:SIDE, :SIDE].astype(float)
-    y, x = row - rng.uniform(24, SIDE - 24), column - rng.uniform(24, SIDE - 24)
-    inside = _outline(rng, y, x)
-    back, front = 0.5 + rng.uniform(-0.03, 0.03), 0.5 + rng.uniform(-0.03, 0.03)
-    contrast = 0.3 * rng.choice([-1, 1])
-    if CLASSES[label] == "plain":
-        front += contrast
-    slope, turn = rng.uniform(0, 0.06), rng.uniform(0, 2 * np.pi)
-    shading = slope * ((row - SIDE / 2) * np.cos(turn) + (column - SIDE / 2) * np.sin(turn)) / (SIDE / 2)
-    scene = np.where(inside, front + contrast * _texture(rng, label, y, x), back) + shading
-    scene = scene + rng.normal(0, 0.03, scene.shape)
-    grey = (np.clip(scene, 0, 1) * 255).round().astype(np.uint8)
-    mask = np.where(inside, label + 1, 0).astype(np.uint8)
-    return Scene(np.repeat(grey[..., None], 3, -1), mask, label)
-
-
+    make = _make(rng, label)
+    scene, taken = _ground(rng), np.zeros((SIDE, SIDE), bool)
+    for _ in range(rng.integers(OBJECTS[0], OBJECTS[1] + 1)):
+        centre = rng.uniform(4, SIDE - 4, 2)
+        near = tuple(slice(max(0, int(at) - REACH), min(SIDE, int(at) + REACH)) for at in centre)
+        y, x = np.mgrid[near] - centre[:, None, None]
+        inside = _outline(rng, y, x) & ~taken[near]
+        dark, light = _colours(rng, make.hue)
+        part = (_texture(rng, make, label, y, x)[..., None] + 1) / 2
+        scene[near] = np.where(inside[..., None], dark + (light - dark) * part, scene[near])
+        taken[near] |= inside
+    scene += rng.normal(0, 0.02, (SIDE, SIDE, 1))
+    image = (np.clip(scene, 0, 1) * 255).round().astype(np.uint8)
+    return Scene(image, np.where(taken, label + 1, 0).astype(np.uint8), label)
 def scenes(count: int, seed: int) -> Iterator[Scene]:
     """``count`` scenes, the classes in turn."""
     for index in range(count):

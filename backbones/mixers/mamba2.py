@@ -69,7 +69,7 @@ class BidirectionalMamba2(nn.Module):
 
     def __init__(
         self, dim: int, d_state: int = 64, headdim: int = 64, expand: int = 2, d_conv: int = 4, ngroups: int = 1,
-        dt_min: float = 0.001, dt_max: float = 0.1, chunk_size: int = 256, backend: str = "auto",
+        dt_min: float = 0.001, dt_max: float = 0.1, A_min: float = 1.0, A_max: float = 16.0, chunk_size: int = 256, backend: str = "auto",
     ) -> None:  # fmt: skip
         super().__init__()
         inner = dim * expand
@@ -102,8 +102,8 @@ class BidirectionalMamba2(nn.Module):
         self.conv1d_b = nn.Conv1d(conv_dim, conv_dim, d_conv, groups=conv_dim, padding=d_conv - 1)
         self.dt_bias = nn.Parameter(initial_dt_bias(heads, dt_min, dt_max))
         self.dt_b_bias = nn.Parameter(initial_dt_bias(heads, dt_min, dt_max))
-        self.A_log = nn.Parameter(torch.empty(heads).uniform_(1, 16).log())
-        self.A_log_b = nn.Parameter(torch.empty(heads).uniform_(1, 16).log())
+        self.A_log = nn.Parameter(torch.empty(heads).uniform_(A_min, A_max).log())
+        self.A_log_b = nn.Parameter(torch.empty(heads).uniform_(A_min, A_max).log())
         self.D = nn.Parameter(torch.ones(heads))
         self.D_b = nn.Parameter(torch.ones(heads))
         self.norm = GatedRMSNorm(inner, ngroups, self.eps)
