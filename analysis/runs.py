@@ -70,6 +70,12 @@ class Run:
         return [row for row in rows if row["kind"] == kind and row["part"] == part]
 
     @cached_property
+    def kept_arrays(self) -> dict[str, np.ndarray]:
+        """What results.npz holds; nothing where it is missing."""
+        path = self.folder / ("results.npz" if self.complete else "results.partial.npz")
+        return self.arrays if path.is_file() else {}
+
+    @cached_property
     def arrays(self) -> dict[str, np.ndarray]:
         """What results.npz holds. ValueError where it is missing."""
         path = self.folder / ("results.npz" if self.complete else "results.partial.npz")
