@@ -38,7 +38,8 @@ def frame(axis: Any, values: list[float], room: float = 0.06) -> None:
 def draw_bars(target: Target, runs: list[Run]) -> tuple[Any, list[dict[str, Any]]]:
     """A bar for each model and reading, the other one hatched; a panel for each kind of map; of the last block."""
     fig, axes = plt.subplots(1, len(KINDS), figsize=(4 + 1.5 * len(runs), 3.8), sharey=True, layout="constrained")
-    rows, seen = [], {}
+    rows: list[dict[str, Any]] = []
+    seen: dict[str, Any] = {}
     for axis, (kind, title) in zip(axes, KINDS.items(), strict=True):
         for at, run in enumerate(runs):
             who, found = target.label(run.model), readings(run, kind)

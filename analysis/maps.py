@@ -18,9 +18,9 @@ from analysis.targets import Target
 from metrics import masks_to_grid, roc_curve
 
 NOTE = """Each map is stretched to its own range: yellow is high, violet low. A map whose mean AUC over all images is
-below 0.5 is shown negated, curve included. Each picture has two lines: the stream that the family's published results read,
-and the other; under each map stand the stream (branch is what the token mixer adds, residual the stream after the
-block) and the AUC of that image. The table has the mean over all images, with its 95 % interval."""
+below 0.5 is shown negated, curve included. Each picture has two lines: the stream that the family's published results
+read, and the other; under each map stand the stream (branch is what the token mixer adds, residual the stream after
+the block) and the AUC of that image. The table has the mean over all images, with its 95 % interval."""
 PICTURES = 4
 
 

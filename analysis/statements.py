@@ -44,7 +44,7 @@ def sections(target: Target, rows: Sequence[Row], score: str, describe: Callable
     """
     found = []
     if statement := target.options.get("statement"):
-        lines = [statement] + ([DEMO] if target.data == "demo" else [])
+        lines = [statement] + ([DEMO] if target.data == "demo" and target.tasks else [])
         compared = list(_comparisons(target, rows, score, describe))
         found.append(Section("What the paper shows", lines, Table(COLUMNS, compared, _show) if compared else None))
     return found + remarks(target)
