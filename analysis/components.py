@@ -22,13 +22,14 @@ from metrics import binary_auc
 THRESHOLD = 0.5
 """Of the first component, stretched to [0, 1] over a model's pictures; the same for every model and picture."""
 ARRAYS = {"published": "patches", "other": "patches_other"}
-FIRST_NOTE = f"""Shown is the first principal component of the last block's patch features, centred and of unit
-length, stretched to [0, 1] over a model's pictures; what lies below {THRESHOLD} is black: one threshold for all models
-and pictures. It is turned so that the masks have its higher values. Models stand in both readings. The table's map is
-the similarity map of the same block and reading; beside it stands the AUC of the first component over the pictures."""
-COLOUR_NOTE = f"""Top: colours are three principal components of the last block's patch features, centred and of unit
-length, of the patches whose first component, stretched to [0, 1] over a model's pictures, is above {THRESHOLD}: one
-threshold for all models and pictures. Bottom: maps by size."""
+FIRST_NOTE = f"""Shown is the first principal component of the last block's patch features, centred in each picture and of
+unit length, stretched to [0, 1] over a model's pictures; what lies below {THRESHOLD} is black: one threshold for all
+models and pictures. It is turned so that the masks have its higher values. Models stand in both readings. The table's
+map is the similarity map of the same block and reading; beside it stands the AUC of the first component over the
+pictures."""
+COLOUR_NOTE = f"""Top: colours are three principal components of the last block's patch features, centred in each picture
+and of unit length, of the patches whose first component, stretched to [0, 1] over a model's pictures, is above
+{THRESHOLD}: one threshold for all models and pictures. Bottom: maps by size."""
 
 
 class Column(NamedTuple):
@@ -47,8 +48,8 @@ class Column(NamedTuple):
 def first_component(patches: np.ndarray, positive: np.ndarray, taking_part: np.ndarray) -> np.ndarray:
     """The first principal component over all pictures, stretched to [0, 1]; (P, h, w).
 
-    Features are centred and scaled to unit length, or one picture far from the others takes the first component. It is
-    turned so that masks have the higher values in the mean.
+    Features are centred in each picture and scaled to unit length, or one picture far from the others takes the first
+    component. It is turned so that masks have the higher values in the mean.
 
     Args:
         patches: (P, D, h, w).
@@ -77,9 +78,9 @@ def component_colours(patches: np.ndarray, positive: np.ndarray, taking_part: np
 
 
 def _directions(patches: np.ndarray) -> np.ndarray:
-    """(P, D, h, w) to rows (P·h·w, D), centred and of unit length."""
-    flat = patches.transpose(0, 2, 3, 1).reshape(-1, patches.shape[1]).astype(np.float64)
-    flat -= flat.mean(0)
+    """(P, D, h, w) to rows (P·h·w, D), centred in each picture and of unit length."""
+    centred = patches.astype(np.float64) - patches.mean((2, 3), keepdims=True, dtype=np.float64)
+    flat = centred.transpose(0, 2, 3, 1).reshape(-1, patches.shape[1])
     return flat / np.linalg.norm(flat, axis=1, keepdims=True).clip(min=1e-12)
 
 
@@ -149,8 +150,13 @@ def draw_both(target: Target, runs: list[Run]) -> tuple[Any, list[dict[str, Any]
     sizes = _size(colours, numbers), grid_size(maps, numbers)
     fig = plt.figure(figsize=(max(sizes[0][0], sizes[1][0]), sizes[0][1] + sizes[1][1]), layout="constrained")
     halves: Any = fig.subfigures(2, 1, height_ratios=[sizes[0][1], sizes[1][1]])
-    draw_columns(halves[0], colours, numbers)
-    draw_grid(halves[1], maps, numbers)
+    room = [max(0.01, max(sizes)[0] - width) for width, _ in sizes]  # both halves start at the left
+    for half, (width, _), rest in zip(halves, sizes, room, strict=True):
+        left = half.subfigures(1, 2, width_ratios=[width, rest])[0]
+        if half is halves[0]:
+            draw_columns(left, colours, numbers)
+        else:
+            draw_grid(left, maps, numbers)
     rows = [table_row(target, one.run, one.row, shown_auc=one.auc) for one in colours]
     told = {(row["name"], row["map"]) for row in rows}
     return fig, rows + [row for row in numbers_of(target, maps) if (row["name"], row["map"]) not in told]

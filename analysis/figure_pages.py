@@ -23,10 +23,10 @@ COLUMNS = {
     "auc": "mean AUC m",
     "interval": "its 95 % interval",
     SCORE: "max(m, 1−m)",
-    "position_score": "the same of the distance to the centre",
+    "position_score": "the same of the distance to the centre alone",
     "auc_normalized": "mean of max(AUC, 1−AUC)",
     "shuffled": "the same of shuffled maps",
-    "position": "the same of the distance to the centre",
+    "position": "and of the distance to the centre alone",
     "shown_auc": "AUC of the first component, mean over the pictures shown",
     "probe": "linear probe, top-1 %",
     "images": "images",
@@ -92,7 +92,7 @@ def _missing(target: Target, runs: Path, rows: list[dict[str, Any]]) -> str:
 def write_figure(target: Target, runs: Path, fig: Any, text: str, table: Table, dpi: int = 110) -> list[Path]:
     """RUNS/TARGET.png, .pdf, .md, .csv and .html: picture, text, numbers, what the paper states, remarks."""
     paths = save_figure(fig, runs / target.name, dpi)
-    parts = sections(target, table.rows, SCORE, describe_map)
+    parts = sections(target, table.rows, target.options.get("compared", SCORE))
     above = picture(paths[0], target.title)
     return [*paths, *write_page(runs / target.name, target.title, text, table, above=above, sections=parts)]
 

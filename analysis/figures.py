@@ -53,7 +53,10 @@ def draw_bars(target: Target, runs: list[Run]) -> tuple[Any, list[dict[str, Any]
                     edgecolor=colour(who["training"]), error_kw={"linewidth": 1},
                 )  # fmt: skip
                 top = row[SCORE] + (bars(row) or [[0], [0]])[1][0]
-                axis.text(place, top + 0.008, f"{row[SCORE]:.3f}", ha="center", fontsize=8)
+                axis.text(
+                    place, top + 0.008, f"{row[SCORE]:.3f}", ha="center", fontsize=8, zorder=5,
+                    bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 0.6},
+                )  # fmt: skip
                 if row["position_score"] is not None:
                     axis.hlines(row["position_score"], at - 0.45, at + 0.45, color="#666", linewidth=1, linestyle="--")
                 seen[who["training"]] = Patch(color=colour(who["training"]))
@@ -98,7 +101,10 @@ def draw_sizes(target: Target, runs: list[Run]) -> tuple[Any, list[dict[str, Any
             style = "--" if training == "supervised" else "-"
             own = COLOURS[families.index(family) % len(COLOURS)]
             filled = "white" if training == "supervised" else own
-            sizes, scores = [p[0] for p in points], [p[1][SCORE] for p in points]
+            beside = 1.025 ** (
+                list(lines).index((family, training)) - (len(lines) - 1) / 2
+            )  # of one size, side by side
+            sizes, scores = [p[0] * beside for p in points], [p[1][SCORE] for p in points]
             errors = [bars(p[1]) or [[0.0], [0.0]] for p in points]
             both = [[error[side][0] for error in errors] for side in (0, 1)]
             seen[f"{family}, {training}"] = axis.errorbar(
@@ -106,9 +112,9 @@ def draw_sizes(target: Target, runs: list[Run]) -> tuple[Any, list[dict[str, Any
                 markerfacecolor=filled, linewidth=1.3,
             )  # fmt: skip
         axis.set_xscale("log")
-        ticks = sorted({round(size, 2 if size < 1 else 0) for points in lines.values() for size, *_ in points})
+        ticks = sorted({size for points in lines.values() for size, *_ in points})
         apart = [tick for i, tick in enumerate(ticks) if i == 0 or tick > 1.12 * ticks[i - 1]]
-        axis.set_xticks(apart, [f"{tick:g}" for tick in apart], fontsize=8)
+        axis.set_xticks(apart, [f"{tick:.2g}" if tick < 1 else f"{tick:.0f}" for tick in apart], fontsize=8)
         axis.minorticks_off()
         low, high = min(ticks), max(ticks)
         axis.set_xlim(low / 1.25, high * 1.25)

@@ -11,7 +11,7 @@ SCORE = "auc_of_mean_normalized"
 
 
 def named(row: Mapping[str, Any]) -> str:
-    """A row's reading in words: the stream, and whether it is the published one."""
+    """A row's reading in words: the stream, and whether it is the published one; rows of old runs do not say which."""
     reading = row.get("reading", "published")
     return f"{row['stream']} ({reading})" if row.get("stream") not in (None, "published") else reading
 

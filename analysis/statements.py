@@ -1,11 +1,12 @@
 """What the paper states of a table or figure, how ours compares, and where it disagrees with itself."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
+from analysis.readings import SCORE
 from analysis.runs import Run
 from analysis.tables import Section, Table
 from analysis.targets import Target
@@ -23,8 +24,9 @@ COLUMNS = {
     "holds": "as stated",
 }
 
+MAPS = {"shown_auc": "first component, over the pictures shown"}
+
 Row = Mapping[str, Any]
-Value = Callable[[Row], float]
 
 
 def remarks(target: Target) -> list[Section]:
@@ -33,26 +35,23 @@ def remarks(target: Target) -> list[Section]:
     return [Section("To be read beside the numbers", lines)] if lines else []
 
 
-def sections(target: Target, rows: Sequence[Row], score: str, describe: Callable[[Row], str]) -> list[Section]:
+def sections(target: Target, rows: Sequence[Row], score: str) -> list[Section]:
     """What the paper states, what ours say to it, and the remarks.
 
     Args:
         target: with ``statement``, ``orders`` and ``remarks``, where it has them.
         rows: those of the page, each with ``name``, its model, and ``run``, where it comes from one.
         score: the rows' key that is compared.
-        describe: a row's map in words.
     """
     found = []
     if statement := target.options.get("statement"):
         lines = [statement] + ([DEMO] if target.data == "demo" and target.tasks else [])
-        compared = list(_comparisons(target, rows, score, describe))
+        compared = list(_comparisons(target, rows, score))
         found.append(Section("What the paper shows", lines, Table(COLUMNS, compared, _show) if compared else None))
     return found + remarks(target)
 
 
-def _comparisons(
-    target: Target, rows: Sequence[Row], score: str, describe: Callable[[Row], str]
-) -> Iterator[dict[str, Any]]:
+def _comparisons(target: Target, rows: Sequence[Row], score: str) -> Iterator[dict[str, Any]]:
     """A line for each neighbouring pair of each order, kind of map and reading, of the last block."""
     kinds = dict.fromkeys((row["kind"], row.get("reading", "published")) for row in rows if row.get("kind"))
     for order in target.options.get("orders", {}).get(target.data, []):
@@ -65,12 +64,12 @@ def _comparisons(
                 difference = first[score] - second[score]
                 yield {
                     "paper": f"{_name(target, one)} > {_name(target, other)}",
-                    "map": "CLS row of M" if kind == "mixing" else "similarity",
+                    "map": MAPS.get(score) or ("CLS row of M" if kind == "mixing" else "similarity"),
                     "read": "none" if kind == "mixing" else _streams(first, second),
                     "first": first[score],
                     "second": second[score],
                     "difference": difference,
-                    "interval": _interval(first, second),
+                    "interval": _interval(first, second) if score == SCORE else None,
                     "holds": bool(difference > 0),
                 }
 
@@ -86,7 +85,7 @@ def _fields(side: str | Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _best(rows: Sequence[Row], side: str | Mapping[str, Any], score: str) -> Row | None:
     """The row with the fields of a side that scores highest in the last block."""
-    fitting = [row for row in rows if all(row.get(k) == v for k, v in _fields(side).items())]
+    fitting = [row for row in rows if all(row.get(k) == v for k, v in _fields(side).items()) and score in row]
     last = max((row["block"] for row in fitting), default=None)
     return max((row for row in fitting if row["block"] == last), key=lambda row: row[score], default=None)
 

@@ -129,9 +129,10 @@ class BinaryAUCEvaluation(FrozenBackboneModule):
             named |= self._token_maps(images, self.stream)
         if self._other is not None and (kinds := [kind for kind in self.maps if "similarity" in kind]):
             others: dict[MapName, Tensor] = {}
-            for block, found in zip(self.blocks, self._read_other(images), strict=False):
+            features = self._read_other(images)
+            for block, found in zip(self.blocks, features, strict=False):
                 others |= block_maps(block, BlockView(found), kinds)
-            if others and "token_similarity" in kinds:
+            if features and "token_similarity" in kinds:
                 others |= self._token_maps(images, self._other)
             named |= {name._replace(stream=self._other): scores for name, scores in others.items()}
         if not named:
@@ -238,14 +239,20 @@ class BinaryAUCEvaluation(FrozenBackboneModule):
         last = self.blocks[-1]
         self._rows = [
             {"map": as_text(name), "block": last if name in CONTROLS else name.block, "part": name.part,
-             "index": name.index, "kind": name.kind, "stream": name.stream or self.stream,
-             "reading": "published" if name.stream is None else "other"} | found[name]
+             "index": name.index, "kind": name.kind, **self._read(name)} | found[name]
             for name in (*self.names, *CONTROLS)
         ]  # fmt: skip
         for row in self._rows:
             self.log_dict({f"maps/{row['map']}/{kind}": row[kind] for kind in SCORES})
         headline = found[self._shuffled_from]["auc_of_mean_normalized"]
         self.log("val/auc_of_mean_normalized", headline, prog_bar=True)
+
+    def _read(self, name: MapName) -> dict[str, str]:
+        """Which stream a map reads, and whether it is the one of the family's published results."""
+        if name.kind != "similarity":  # rows of M and the controls read none
+            return {"stream": self.stream, "reading": "published"}
+        stream = name.stream or self.backbone.resolve_stream(self.stream)
+        return {"stream": stream, "reading": "published" if stream == self.backbone.published_stream else "other"}
 
     def _intervals(self) -> dict[MapName, tuple[float, float]]:
         """Ends of each map's interval of the mean AUC, and the AUC of every image for :meth:`arrays`.

@@ -96,6 +96,20 @@ def test_which_token_is_read():
     assert not torch.allclose(first, middle)
 
 
+def test_rows_say_what_is_read():
+    kinds = ["token_similarity", "mixing"]
+    rows, _ = score(BinaryAUCEvaluation(vim(), kinds, stream="both", tokens=["first", "patch3"]))
+    read = {name: (row["stream"], row["reading"]) for name, row in rows.items() if row["kind"] == "similarity"}
+    assert read == {
+        "block1/first/similarity": ("branch", "published"),
+        "block1/patch3/similarity": ("branch", "published"),
+        "block1/first/similarity/residual": ("residual", "other"),
+        "block1/patch3/similarity/residual": ("residual", "other"),
+    }
+    rows, _ = score(BinaryAUCEvaluation(vim(), ["similarity"], stream="residual"))
+    assert (rows["block1/similarity"]["stream"], rows["block1/similarity"]["reading"]) == ("residual", "other")
+
+
 @pytest.mark.parametrize(
     ("tokens", "words"),
     [
