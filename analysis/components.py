@@ -22,13 +22,13 @@ from metrics import binary_auc
 THRESHOLD = 0.5
 """Of the first component, stretched to [0, 1] over a model's pictures; the same for every model and picture."""
 ARRAYS = {"published": "patches", "other": "patches_other"}
-FIRST_NOTE = f"""Shown is the first principal component of the last block's patch features, centred in each picture and of
-unit length, stretched to [0, 1] over a model's pictures; what lies below {THRESHOLD} is black: one threshold for all
+FIRST_NOTE = f"""Shown is the first principal component of the last block's patch features, centred in each picture and
+of unit length, stretched to [0, 1] over a model's pictures; what lies below {THRESHOLD} is black: one threshold for all
 models and pictures. It is turned so that the masks have its higher values. Models stand in both readings. The table's
 map is the similarity map of the same block and reading; beside it stands the AUC of the first component over the
 pictures."""
-COLOUR_NOTE = f"""Top: colours are three principal components of the last block's patch features, centred in each picture
-and of unit length, of the patches whose first component, stretched to [0, 1] over a model's pictures, is above
+COLOUR_NOTE = f"""Top: colours are three principal components of the last block's patch features, centred in each
+picture and of unit length, of the patches whose first component, stretched to [0, 1] over a model's pictures, is above
 {THRESHOLD}: one threshold for all models and pictures. Bottom: maps by size."""
 
 

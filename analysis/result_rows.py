@@ -30,10 +30,10 @@ def _origin(run: Run) -> Row:
 def describe_head(row: Mapping[str, Any]) -> str:
     """A head of a linear probe in words, as far as a row says what it is."""
     count = row.get("n_last_blocks")
-    blocks = "" if count is None else " of the last block" if count == 1 else f" of the last {count} blocks"
-    parts = [
-        f"{row.get('pooling', 'head').replace('+', ' + ')}{blocks}{', standardised' if row.get('batch_norm') else ''}"
-    ]
+    blocks = None if count is None else "last block" if count == 1 else f"last {count} blocks"
+    read = row["pooling"].replace("+", " + ") if "pooling" in row else None
+    parts = [f"{read} of the {blocks}" if read and blocks else read or blocks or "head"]
+    parts += ["standardised"] if row.get("batch_norm") else []
     parts += [f"{name} {row[key]:g}" for key, name in (("lr", "lr"), ("weight_decay", "wd")) if key in row]
     return ", ".join(parts)
 
