@@ -145,6 +145,13 @@ def test_what_the_user_gives():
     assert data == DEMO_DATA and ranks.needs == (DEMO_DATA,) and not flag(ranks, "--data.init_args.root")
 
 
+def test_arrays_that_are_documented_are_whole():
+    last = len(plan.requested(["table1"], Settings())) - 1
+    for name in ("README.md", "slurm/table.sbatch"):
+        text = (configs.ROOT.parent / name).read_text()
+        assert f"--array=0-{last} slurm/table.sbatch table1" in text, name
+
+
 def test_demo():
     data, pretrain, *evaluations = made("demo", seed=2)
     folder = Path("runs/demo-2")
