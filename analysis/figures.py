@@ -75,7 +75,7 @@ def draw_bars(target: Target, runs: list[Run]) -> tuple[Any, list[dict[str, Any]
     return fig, rows
 
 
-@figure("sizes", NOTE)
+@figure("sizes", f"{NOTE} Models of one size are drawn side by side.")
 def draw_sizes(target: Target, runs: list[Run]) -> tuple[Any, list[dict[str, Any]]]:
     """A line for each family and way of training over the parameters, supervised ones dashed; of the last block.
 

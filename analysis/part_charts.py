@@ -33,8 +33,9 @@ def heads(target: Target, runs: list[Run]) -> tuple[Any, list[dict[str, Any]]]:
                 axis.errorbar(
                     place, row[SCORE], yerr=bars(row), fmt="o", color=COLOURS[number], markersize=5, capsize=2
                 )
+                top = row[SCORE] + (bars(row) or [[0.0], [0.0]])[1][0]
                 axis.annotate(
-                    str(row["index"]), (place, row[SCORE]), (6, 0), textcoords="offset points", fontsize=7, va="center"
+                    str(row["index"]), (place, top), (0, 3), textcoords="offset points", fontsize=7, ha="center"
                 )
             axis.hlines(np.mean(scores), number - 0.38, number + 0.38, color=COLOURS[number], linewidth=1.5, alpha=0.6)
             rows += mine

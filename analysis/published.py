@@ -44,8 +44,9 @@ def read(entries: Iterable[Mapping[str, Any]]) -> list[Published]:
     for entry in entries:
         many = entry.get("values", {None: entry.get("value")})
         for key, value in many.items():
-            one = {k: v for k, v in entry.items() if k not in ("by", "values")}
-            one |= {"value": float(value)} | ({} if key is None else {entry["by"]: key})
+            one = {k: v for k, v in entry.items() if k not in ("by", "values", "notes")}
+            one |= {"value": float(value), "note": entry.get("notes", {}).get(key, entry.get("note", ""))}
+            one |= {} if key is None else {entry["by"]: key}
             fields = {k: v for k, v in one.items() if k not in OTHERS}
             found.append(Published(fields=fields, **{k: v for k, v in one.items() if k in OTHERS}))
     return found
