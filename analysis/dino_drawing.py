@@ -62,7 +62,9 @@ def outline(content: Mapping[str, Any]) -> Outline:
     """Builds the backbone and runs it on a blank image of each size."""
     model, data = content["model"]["init_args"], content["data"]["init_args"]
     module, _, name = model["backbone"]["class_path"].rpartition(".")
-    backbone = getattr(importlib.import_module(module), name)(**model["backbone"]["init_args"]).eval()
+    arguments = dict(model["backbone"]["init_args"])
+    arguments |= {"pretrained": False} if "pretrained" in arguments else {}  # sizes are all that is read
+    backbone = getattr(importlib.import_module(module), name)(**arguments).eval()
     views = []
     for side in (data["multicrop"]["global_size"], data["multicrop"]["local_size"]):
         with torch.no_grad():
