@@ -8,7 +8,7 @@ from analysis.published import Cell, cells, read
 from analysis.renderers import renderer
 from analysis.result_rows import DESCRIPTIONS, ROWS
 from analysis.runs import read_json
-from analysis.statements import remarks
+from analysis.statements import INFERRED, remarks
 from analysis.tables import Table, write_page
 from analysis.targets import Target
 from common.files import write_json
@@ -47,7 +47,6 @@ OPTIONAL = (
 )
 """Left out where no row fills them."""
 NOT_RUN = "not run"
-INFERRED = "[?]"
 
 
 def compares(target: Target) -> bool:

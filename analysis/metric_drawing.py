@@ -11,7 +11,7 @@ from matplotlib.colors import ListedColormap
 from analysis.figure_pages import DATA, describe_map, write_figure
 from analysis.maps import foreground, frame_curves
 from analysis.pages import COLOURS
-from analysis.readings import named
+from analysis.readings import SCORE, named
 from analysis.renderers import renderer
 from analysis.runs import Run
 from analysis.tables import Table
@@ -107,6 +107,10 @@ def draw(target: Target, runs: Path) -> list[Path]:
         {"what": "mean AUC m over all images of the run", "value": row["auc"]},
         {"what": "max(m, 1 − m)", "value": row["auc_of_mean_normalized"]},
         {"what": "mean of max(AUC, 1 − AUC) over all images", "value": row["auc_normalized"]},
+    ]
+    rows += [
+        {"what": f"max(m, 1 − m) of the same map read from the other stream, {named(other)}", "value": other[SCORE]}
+        for other in run.maps("similarity", reading="other")[-1:]
     ]
     text = (
         f"{target.label(run.model)['label']}, {describe_map(row)}, {named(row)}; of the pictures that the run kept, "

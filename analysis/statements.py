@@ -24,6 +24,8 @@ COLUMNS = {
     "holds": "as stated",
 }
 
+INFERRED = "[?]"
+"""Marks what the paper does not say and we infer."""
 MAPS = {"shown_auc": "first component, over the pictures shown"}
 
 Row = Mapping[str, Any]
@@ -53,6 +55,7 @@ def sections(target: Target, rows: Sequence[Row], score: str) -> list[Section]:
 
 def _comparisons(target: Target, rows: Sequence[Row], score: str) -> Iterator[dict[str, Any]]:
     """A line for each neighbouring pair of each order, kind of map and reading, of the last block."""
+    mark = f" {INFERRED}" if target.options.get("inferred") else ""
     kinds = dict.fromkeys((row["kind"], row.get("reading", "published")) for row in rows if row.get("kind"))
     for order in target.options.get("orders", {}).get(target.data, []):
         for one, other in pairwise(order):
@@ -63,7 +66,7 @@ def _comparisons(target: Target, rows: Sequence[Row], score: str) -> Iterator[di
                     continue
                 difference = first[score] - second[score]
                 yield {
-                    "paper": f"{_name(target, one)} > {_name(target, other)}",
+                    "paper": f"{_name(target, one)} > {_name(target, other)}{mark}",
                     "map": MAPS.get(score) or ("CLS row of M" if kind == "mixing" else "similarity"),
                     "read": "none" if kind == "mixing" else _streams(first, second),
                     "first": first[score],
