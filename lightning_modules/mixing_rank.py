@@ -33,8 +33,8 @@ class Mixed(NamedTuple):
 class TokenMixingRanks(FrozenBackboneModule):
     """Measures M of Y = MX in float64 over images and heads, and checks what algebra says of its rank.
 
-    Per block and direction: the largest error of Y = MX over the image's largest abs(Y); numerical and effective rank of
-    M, of its C x C blocks on and off the diagonal, and of the decay mask's blocks; the bounds of
+    Per block and direction: the largest error of Y = MX over the image's largest abs(Y); numerical and effective rank
+    of M, of its C x C blocks on and off the diagonal, and of the decay mask's blocks; the bounds of
     :mod:`metrics.block_rank`, and whether they hold. ``both`` is the mean of the two directions, whose blocks off the
     diagonal are those of the direction that reads that way. The skip D of scans, a diagonal, is left out.
 
@@ -48,8 +48,8 @@ class TokenMixingRanks(FrozenBackboneModule):
         tolerance: singular values up to this share of a matrix's largest count as zero; None is max(R, S) · eps of
             float64 for R x S, see :func:`metrics.mixing_rank.rank_threshold`.
         mask: with ``causal`` the matrices of attention are measured a second time, as ``causal``, multiplied with the
-            mask of ones at and below the diagonal, as the paper's eq. 12 has it. Softmax's rows are not brought back to a
-            sum of 1: that multiplies rows by positive numbers and changes no rank, of M or a block.
+            mask of ones at and below the diagonal, as the paper's eq. 12 has it. Softmax's rows are not brought back to
+            a sum of 1: that multiplies rows by positive numbers and changes no rank, of M or a block.
         backbone_weights, weights_key: see FrozenBackboneModule.
     """
 
@@ -185,6 +185,7 @@ class TokenMixingRanks(FrozenBackboneModule):
             "decay_diagonal_rank_min": _least(column["decay_diagonal_rank_min"]),
             "lower_bound_slack_min": _least(column["lower_bound_slack"]),
             "lower_bound_slack_max": _most(column["lower_bound_slack"]),
+            "diagonal_nonzero_min": _least(column["diagonal_nonzero"]),
             "ragged_tokens": rest, "ragged_rank_max": _most(column["ragged_rank_max"]),
             "ragged_rank_bound": rank_bound((rest, chunk), width) if rest else None,
         }  # fmt: skip
@@ -222,11 +223,13 @@ def _of_part(part: Any) -> Mixed:
     def decay(rows: slice, columns: slice) -> Tensor:
         return decay_block(part.log_decay, rows, columns, side)
 
-    return Mixed(part.matrix, part.width, lambda rows, columns: scores[..., rows, columns] * decay(rows, columns), decay)
+    return Mixed(
+        part.matrix, part.width, lambda rows, columns: scores[..., rows, columns] * decay(rows, columns), decay
+    )
 
 
 def _either(forward: Mixed, backward: Mixed) -> Blocks:
-    """Blocks off the diagonal of the sum of both directions: below it the forward one's, above it the backward one's."""
+    """Blocks off the diagonal of the directions' sum: below it the forward one's, above it the backward one's."""
 
     def block(rows: slice, columns: slice) -> Tensor:
         one = forward if rows.start > columns.start else backward

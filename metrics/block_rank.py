@@ -11,13 +11,16 @@ M of Y = MX is cut into chunks of C tokens. What algebra says:
   exp(a_i - a_j) = exp(a_i) exp(-a_j), and off the diagonal every entry of a block is one of these: an outer product, so
   rank(L_IJ) = 1 and the bound is n. Of one decay a state (Mamba-1) the same factors, state by state, give n again.
 - *Lower bound.* A block triangular M has rank(M) >= the sum of its diagonal blocks' ranks. Proof: take rank(M_kk)
-  independent rows of each M_kk and the rows of M that they are part of. Were a combination of these zero, then among the
-  last chunk that has a part in it (the first, for an upper triangular M) only M_kk is left of its columns, whose rows are
-  independent, so it has no part in it after all. (Horn & Johnson, Matrix Analysis, 0.9.4.)
+  independent rows of each M_kk, and the rows of M that they are part of. Suppose a combination of these is zero, and let
+  k be the last chunk with a part in it (the first, if M is upper triangular): in the columns of chunk k only rows of
+  M_kk are left, which are independent, so k has no part in it after all. (Horn & Johnson, Matrix Analysis, 0.9.4.) With
+  chunks of one token: a triangular M without a zero on its diagonal has rank L, and its diagonal blocks rank C.
 
-Numerical ranks are of numbers in float64, where a block can be small without being of small rank: a scan's entries fall by
-exp(a_i - a_j) to below the smallest number there is. A rank does not depend on scale, so :func:`decay_block` gives the
-mask in units of its block's largest entry.
+Numerical ranks are of numbers in float64. There a block can be small without being of small rank: a scan's entries fall
+by exp(a_i - a_j) to below the smallest number there is. A rank does not depend on scale, so :func:`decay_block` gives
+the mask in units of its block's largest entry. And there a triangular matrix of full rank can count as less: random ones
+have condition numbers that grow exponentially with their size (Viswanath & Trefethen 1998). The lower bound, which holds
+of ranks, can so fail of numerical ranks by a few; zeros on the diagonal are counted without any rounding.
 """
 
 from collections.abc import Callable, Sequence
@@ -36,7 +39,7 @@ Blocks = Callable[[slice, slice], Tensor]
 FIELDS = (
     "rank", "effective_rank", "diagonal_rank_min", "diagonal_rank_max", "diagonal_effective_rank", "block_rank_min",
     "block_rank_max", "block_effective_rank", "block_beyond", "ragged_rank_max", "decay_rank_min", "decay_rank_max",
-    "decay_diagonal_rank_min", "lower_bound_slack",
+    "decay_diagonal_rank_min", "lower_bound_slack", "diagonal_nonzero",
 )  # fmt: skip
 """What :func:`block_ranks` measures of a matrix."""
 
@@ -92,13 +95,14 @@ def block_ranks(
 
     - ``rank``, ``effective_rank`` of M.
     - ``diagonal_…`` of its C x C blocks on the diagonal: least and largest rank, mean effective rank.
-    - ``block_…`` of those off the diagonal, with ``block_beyond``: the largest share of a block's largest singular value
-      that the first one after :func:`rank_bound` has, so rounding alone where the bound holds.
+    - ``block_…`` of those off the diagonal, with ``block_beyond``: the first singular value after :func:`rank_bound`
+      over the first of all, the largest of any block; rounding alone where the bound holds.
     - ``ragged_rank_max``: of the blocks off the diagonal of the last L mod C tokens, which count in no other field, but
       for ``rank`` and ``lower_bound_slack``.
     - ``decay_…``: ranks of the decay mask's blocks.
     - ``lower_bound_slack``, of a block triangular M: rank(M) less the sum of its diagonal blocks' ranks. What counts as
       zero in M is a number, and the same one in its blocks: each by its own would compare unlike ranks.
+    - ``diagonal_nonzero``, of a triangular M: how many entries of its diagonal are not zero.
 
     Args:
         matrix: M.
@@ -130,6 +134,7 @@ def block_ranks(
         if rest is not None:
             total = total + (singular_values(matrix[..., rest, rest]) > zero[..., None]).sum(-1)
         found["lower_bound_slack"] = found["rank"] - total
+        found["diagonal_nonzero"] = (matrix.diagonal(dim1=-2, dim2=-1) != 0).sum(-1)
 
     if beside := pairs(whole, side):
         spectra = _spectra(off, beside)

@@ -1,9 +1,9 @@
-"""What algebra proves, and what the paper says, of the ranks of a token-mixing matrix: held against what was measured."""
+"""What algebra proves, and what the paper says, of the ranks of token-mixing matrices, beside what was measured."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-ALGEBRA, PAPER = "algebra", "paper"
+ALGEBRA, PAPER, NUMERICAL = "algebra", "paper", "algebra, of numerical ranks"
 
 
 class Claim(NamedTuple):
@@ -12,56 +12,67 @@ class Claim(NamedTuple):
     of: str
     """Whose rank."""
     by: str
-    """``algebra``, for what is proved (see :mod:`metrics.block_rank`), or ``paper``, for what the paper says besides."""
+    """``algebra``: proved, see :mod:`metrics.block_rank`; ``algebra, of numerical ranks``: proved of ranks, and of
+    numerical ones as far as conditioning allows; ``paper``: what the paper says besides."""
     says: str
     """The statement, with numbers."""
     least: int
-    """The smallest rank measured; of the lower bound, rank(M) less the sum."""
+    """The smallest numerical rank measured; of the lower bound, rank(M) less the sum."""
     most: int
     holds: bool
     tight: bool
-    """Whether a bound was reached."""
+    """Whether the bound was reached."""
 
 
 def rank_claims(row: Mapping[str, Any]) -> list[Claim]:
     """The claims on a row of ``TokenMixingRanks``; none of blocks that there are not.
 
-    Of the paper: eq. 17 and the lemmas behind it, the blocks on the diagonal, and the rank of the decay mask. A bound
-    by algebra that does not hold is a fault of the program, or numbers too small or large for float64.
+    The upper bounds are eq. 17 and the lemmas behind it; the third lemma is the lower bound; of the paper besides: full
+    rank of the blocks on the diagonal and of softmax's off it, and the rank of the decay mask. A bound by algebra that
+    does not hold is a fault of the program.
     """
-    found = [_at_most("M", row, "rank", row["rank_bound"], f"<= {row['rank_bound']}")]
-    chunk, causal = row["chunk"], row["direction"] in ("forward", "backward", "causal")
+    found = [_at_most("M", row, "rank", row["rank_bound"])]
+    full = row["diagonal_nonzero_min"] == row["tokens"]
     if row["lower_bound_slack_min"] is not None:
         least, most = row["lower_bound_slack_min"], row["lower_bound_slack_max"]
-        says = ">= sum of the diagonal blocks' ranks"
-        found.append(Claim("M", ALGEBRA, says, least, most, holds=least >= 0, tight=least == 0))
+        if full:
+            says, length = (
+                f"{row['tokens']} = sum of the diagonal blocks' ranks: no zero on the diagonal",
+                row["tokens"],
+            )
+            found.append(Claim("M", ALGEBRA, says, length, length, holds=True, tight=True))
+        says = "less the sum of the diagonal blocks' ranks >= 0"
+        found.append(Claim("M", NUMERICAL, says, least, most, holds=least >= 0, tight=least == 0))
     found.append(_at_most("diagonal block", row, "diagonal_rank", row["diagonal_rank_bound"]))
-    if causal:
-        found.append(_exactly("diagonal block", row, "diagonal_rank", chunk))
+    if row["lower_bound_slack_min"] is not None:
+        found.append(
+            _exactly("diagonal block", row, "diagonal_rank")._replace(
+                holds=full or row["diagonal_rank_min"] == row["chunk"]
+            )
+        )
     if row["block_rank_max"] is not None:
         found.append(_at_most("block off the diagonal", row, "block_rank", row["block_rank_bound"], _lemma(row)))
         if row["inner_size"] is None:
-            found.append(_exactly("block off the diagonal", row, "block_rank", chunk))
+            found.append(_exactly("block off the diagonal", row, "block_rank"))
     if row["decay_block_rank_max"] is not None:
-        found.append(_at_most("the decay mask's block", row, "decay_block_rank", 1, "rank(L) = 1"))
+        found.append(_at_most("decay mask's block", row, "decay_block_rank", 1, "rank(L) = 1"))
         least, most = row["decay_block_rank_min"], row["decay_block_rank_max"]
-        found.append(Claim("the decay mask's block", PAPER, "rank(L) >> 1", least, most, holds=least > 1, tight=False))
+        found.append(Claim("decay mask's block", PAPER, "rank(L) >> 1", least, most, holds=least > 1, tight=False))
     if row["ragged_rank_max"] is not None:
         most, bound = row["ragged_rank_max"], row["ragged_rank_bound"]
-        of = f"block off the diagonal of the last {row['ragged_tokens']} tokens"
+        of = f"block off the diagonal with the last {row['ragged_tokens']}"
         found.append(Claim(of, ALGEBRA, f"<= {bound}", most, most, holds=most <= bound, tight=most == bound))
     return found
 
 
 def _lemma(row: Mapping[str, Any]) -> str:
-    """The upper bound of a block off the diagonal in the paper's letters, with the numbers measured."""
-    bound, inner = row["block_rank_bound"], row["inner_size"]
-    if inner is None:
+    """The upper bound of a block off the diagonal in the paper's letters."""
+    bound = row["block_rank_bound"]
+    if row["inner_size"] is None:
         return f"<= C = {bound}"
     if row["direction"] in ("attention", "causal"):
         return f"<= min(C, D_QK) = {bound}"
-    mask = row["decay_block_rank_max"]
-    return f"<= min(C, N) = {bound}" if mask is None else f"<= min(C, rank(L) N) = {min(row['chunk'], mask * inner)}"
+    return f"<= min(C, {'' if row['decay_block_rank_max'] is None else 'rank(L) '}N) = {bound}"
 
 
 def _at_most(of: str, row: Mapping[str, Any], key: str, bound: int, says: str | None = None) -> Claim:
@@ -69,6 +80,6 @@ def _at_most(of: str, row: Mapping[str, Any], key: str, bound: int, says: str | 
     return Claim(of, ALGEBRA, says or f"<= {bound}", least, most, holds=most <= bound, tight=most == bound)
 
 
-def _exactly(of: str, row: Mapping[str, Any], key: str, wanted: int) -> Claim:
-    least, most = row[f"{key}_min"], row[f"{key}_max"]
+def _exactly(of: str, row: Mapping[str, Any], key: str) -> Claim:
+    least, most, wanted = row[f"{key}_min"], row[f"{key}_max"], row["chunk"]
     return Claim(of, PAPER, f"= C = {wanted}", least, most, holds=least == most == wanted, tight=most == wanted)

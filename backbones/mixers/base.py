@@ -30,7 +30,7 @@ class Mixing(NamedTuple):
     scores: Tensor | None = None
     """C_i · B_j dt_j (B, heads, L, L) of scans with one decay a head, else None: M is the decay mask times them."""
     log_decay: Tensor | None = None
-    """a (B, heads, L) of such scans: the decay mask is exp(a_i - a_j), with zeros where i comes before j in the scan."""
+    """a (B, heads, L) of such scans: the decay mask is exp(a_i - a_j), zero where i comes before j in the scan."""
     width: int | None = None
     """The inner size that bounds ranks: a head's channels for linear attention, the state n for scans."""
 
@@ -43,7 +43,7 @@ class Mixing(NamedTuple):
 
 
 def spread(heads: int, most: int | None, like: Tensor) -> Tensor:
-    """Numbers of at most ``most`` of the heads, evenly spread; all of them where it is None. On the device of ``like``."""
+    """Numbers of at most ``most`` of the heads, evenly spread (of all where it is None), on ``like``'s device."""
     some = heads if most is None else min(heads, most)
     return torch.linspace(0, heads - 1, some, device=like.device).round().long()
 
