@@ -1,7 +1,8 @@
 """Ranks of token-mixing matrices, drawn and put beside their bounds: ``python -m analysis.rank RUN [RUN ...]``.
 
 Reads the results.json and results.npz that ``TokenMixingRanks`` left in each run's folder. Writes into each folder
-matrices and spectra as PNG and PDF, and into the first one ranks.md, ranks.csv and ranks.html with all runs.
+matrices and spectra as PNG and PDF, and into the first one ranks.md, ranks.csv and ranks.html with all runs, and
+ranks-claims.md and .csv with what algebra and the paper say of them.
 """
 
 import html
@@ -18,25 +19,49 @@ from analysis.renderers import renderer
 from analysis.runs import Run, complete_run
 from analysis.tables import Table, show_value, write_page
 from analysis.targets import Target
+from metrics.rank_claims import rank_claims
 
-COLOURS = {"attention": "#0072b2", "forward": "#d55e00", "backward": "#009e73", "both": "#000000"}  # Okabe & Ito
-STYLES = {"attention": "-", "forward": "--", "backward": ":", "both": "-"}
+COLOURS = {
+    "attention": "#0072b2",
+    "causal": "#cc79a7",
+    "forward": "#d55e00",
+    "backward": "#009e73",
+    "both": "#000000",
+}  # Okabe & Ito
+STYLES = {"attention": "-", "causal": "--", "forward": "--", "backward": ":", "both": "-"}
 COLUMNS = {
     "run": "run",
     "backbone": "backbone",
     "block": "block",
     "direction": "direction",
+    "tokens": "tokens L",
+    "chunk": "C",
     "matrices": "matrices (images x heads)",
-    "rank_max": "rank of M, largest",
-    "rank_bound": "its bound",
+    "rank": "rank of M",
     "effective_rank": "effective rank of M",
-    "block_rank_max": "rank of a C x C block off the diagonal, largest",
+    "diagonal_rank": "rank of a C x C block on the diagonal",
+    "diagonal_effective_rank_mean": "its effective rank, mean",
+    "block_rank": "rank of a C x C block off the diagonal",
     "paper": "the paper's bound of it",
     "block_rank_bound": "algebra's bound of it",
     "block_effective_rank_mean": "its effective rank, mean",
-    "decay_block_rank_max": "rank of the decay mask's block",
+    "block_beyond_bound": "first singular value beyond the bound / largest",
+    "decay_block_rank": "rank of the decay mask's block",
+    "lower_bound_slack": "rank of M less its diagonal blocks' ranks",
+    "ragged": "rank of blocks of the last L mod C tokens",
     "bound_holds": "bounds hold",
     "residual_max": "error of Y = MX",
+}
+CLAIMS = {
+    "run": "run",
+    "direction": "direction",
+    "of": "rank of",
+    "by": "said by",
+    "says": "what is said",
+    "measured": "numerical rank, least to most",
+    "tight": "reached",
+    "holds": "holds",
+    "matrices": "matrices (blocks x images x heads)",
 }
 
 
@@ -47,9 +72,14 @@ def read(folder: Path) -> Run:
 
 def _paper(row: dict[str, Any]) -> str:
     """The bound of a block off the diagonal as the paper's lemmas state it."""
-    if row["direction"] == "attention":
-        return f"L = {row['tokens']}" if row["inner_size"] is None else f"d = {row['inner_size']}"
+    if row["direction"] in ("attention", "causal"):
+        return f"C = {row['chunk']}" if row["inner_size"] is None else f"D_QK = {row['inner_size']}"
     return f"rank(L) · {row['inner_size']}, rank(L) ≫ 1"
+
+
+def spread(least: int | None, most: int | None) -> str | None:
+    """Least to most; one number where they are equal."""
+    return None if least is None else f"{least:,}" if least == most else f"{least:,} to {most:,}"
 
 
 def rows_of(run: Run) -> list[dict[str, Any]]:
@@ -61,14 +91,35 @@ def rows_of(run: Run) -> list[dict[str, Any]]:
             "backbone": run.results["backbone"],
             "effective_rank": f"{row['effective_rank_mean']:.2f} ± {row['effective_rank_std']:.2f}",
             "paper": _paper(row),
+            "ragged": None
+            if row["ragged_rank_max"] is None
+            else f"{row['ragged_rank_max']} of {row['ragged_rank_bound']}",
         }
+        for name in ("rank", "diagonal_rank", "block_rank", "decay_block_rank", "lower_bound_slack"):
+            row[name] = spread(row[f"{name}_min"], row[f"{name}_max"])
         found.append({key: row[key] for key in COLUMNS})
     return found
 
 
+def claims_of(run: Run) -> list[dict[str, Any]]:
+    """What is said of a run's ranks, each claim once for all its blocks, with the columns of CLAIMS."""
+    found: dict[tuple[str, ...], dict[str, Any]] = {}
+    for row in run.rows:
+        for claim in rank_claims(row):
+            key = row["direction"], claim.of, claim.by, claim.says
+            empty = claim._asdict() | {"run": run.folder.name, "direction": row["direction"], "matrices": 0}
+            one = found.setdefault(key, empty)
+            one["least"], one["most"] = min(one["least"], claim.least), max(one["most"], claim.most)
+            one["holds"], one["tight"] = one["holds"] and claim.holds, one["tight"] or claim.tight
+            one["matrices"] += row["matrices"]
+    return [one | {"measured": spread(one["least"], one["most"])} for one in found.values()]
+
+
 def show(row: Mapping[str, Any], column: str) -> str:
-    """A cell as people read it: two decimals, small errors as powers of ten."""
+    """A cell as people read it: two decimals, small errors as powers of ten, a dash where a bound was not reached."""
     value = row[column]
+    if column == "tight":
+        return "yes" if value else "–"
     if isinstance(value, float):
         return f"{value:.1e}" if 0 < value < 1e-3 else f"{value:.2f}"
     return show_value(row, column)
@@ -127,13 +178,17 @@ def draw_spectra(run: Run, path: Path) -> None:
     save_figure(fig, path)
 
 
-NOTE = """M is the token-mixing matrix of Y = MX in float64, without the skip D. A block off the diagonal holds what a
-chunk of C tokens reads from another. The paper bounds it for Mamba-2 by rank(L) times the state size n, with the decay
-mask's rank(L) far above 1. For one decay a head the mask's block is an outer product, exp(a_i - a_j) = exp(a_i)
-exp(-a_j), so its rank is exactly 1 (measured here in its own column), and the block's bound is n. Mamba still differs
-from linear attention: M as a whole is triangular and of full rank, the two directions add up, decays weight the
-spectrum, and n does not depend on the width of a head. The numerical rank counts singular values above the run's
-tolerance (1e-10 unless set) of the largest; the effective rank is the exponential of the spectrum's entropy."""
+NOTE = """M is the token-mixing matrix of Y = MX in float64, without the skip D; `causal` is the matrix of attention
+times the mask of ones at and below the diagonal (rows not normalised again, which would change no rank). A block off
+the diagonal holds what a chunk of C tokens reads from another; the last L mod C tokens make smaller ones, which count
+by themselves. The paper bounds it for Mamba-2 by rank(L) times the state size N, with the decay mask's rank(L) far
+above 1. For one decay a head the mask's block is an outer product, exp(a_i - a_j) = exp(a_i) exp(-a_j), so its rank
+is exactly 1 (measured here by itself), and the block's bound is N. Mamba still differs from linear attention: M as a
+whole is triangular and of full rank, the two directions add up, decays weight the spectrum, and N does not depend on
+the width of a head. The numerical rank counts singular values above max(R, S) · eps of the largest, eps being
+float64's, for R x S, unless the run has a tolerance; the effective rank is the exponential of the spectrum's entropy.
+A triangular matrix without a zero on its diagonal has full rank, whatever its numerical rank is, which falls short
+where it is badly conditioned."""
 
 
 def pictures(runs: list[Run]) -> str:
@@ -150,23 +205,28 @@ def pictures(runs: list[Run]) -> str:
     return content
 
 
-def main(folders: list[Path], out: Path, title: str = "Ranks of token-mixing matrices") -> list[Path]:
-    """Writes pictures into each run's folder and the tables, ranks.*, into ``out``; returns the tables."""
+def main(
+    folders: list[Path], out: Path, title: str = "Ranks of token-mixing matrices", name: str = "ranks"
+) -> list[Path]:
+    """Writes pictures into each run's folder and the tables, NAME.* and NAME-claims.*, into ``out``; returns these."""
     runs = [read(folder) for folder in folders]
-    table = Table(COLUMNS, [row for run in runs for row in rows_of(run)], show)
-    return write_page(out / "ranks", title, NOTE, table, below=pictures(runs))
+    table = Table(COLUMNS, [row for run in runs for row in rows_of(run)], show).filled()
+    claims = Table(CLAIMS, [claim for run in runs for claim in claims_of(run)], show)
+    above = f"<h2>What is said, and what was measured</h2>{claims.to_html()}<h2>By block</h2>"
+    paths = write_page(out / name, title, NOTE, table, above=above, below=pictures(runs))
+    return [*paths, *write_page(out / f"{name}-claims", title, NOTE, claims, suffixes=(".md", ".csv"))]
 
 
 @renderer("ranks")
 def draw(target: Target, runs: Path) -> list[Path]:
-    """RUNS/ranks.md, .csv and .html, and pictures in each run's folder."""
-    return main([run.folder for run in target.some(runs)], runs, target.title)
+    """RUNS/TARGET.md, .csv and .html, TARGET-claims.md and .csv, and pictures in each run's folder."""
+    return main([run.folder for run in target.some(runs)], runs, target.title, target.name)
 
 
 if __name__ == "__main__":
     if len(sys.argv) < 2:
         sys.exit("usage: python -m analysis.rank RUN [RUN ...]")
     try:
-        print(main([Path(argument) for argument in sys.argv[1:]], Path(sys.argv[1]))[-1])
+        print(main([Path(argument) for argument in sys.argv[1:]], Path(sys.argv[1]))[2])
     except ValueError as error:
         sys.exit(f"error: {error}")

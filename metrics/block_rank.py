@@ -11,16 +11,17 @@ M of Y = MX is cut into chunks of C tokens. What algebra says:
   exp(a_i - a_j) = exp(a_i) exp(-a_j), and off the diagonal every entry of a block is one of these: an outer product, so
   rank(L_IJ) = 1 and the bound is n. Of one decay a state (Mamba-1) the same factors, state by state, give n again.
 - *Lower bound.* A block triangular M has rank(M) >= the sum of its diagonal blocks' ranks. Proof: take rank(M_kk)
-  independent rows of each M_kk, and the rows of M that they are part of. Suppose a combination of these is zero, and let
-  k be the last chunk with a part in it (the first, if M is upper triangular): in the columns of chunk k only rows of
-  M_kk are left, which are independent, so k has no part in it after all. (Horn & Johnson, Matrix Analysis, 0.9.4.) With
-  chunks of one token: a triangular M without a zero on its diagonal has rank L, and its diagonal blocks rank C.
+  independent rows of each M_kk, and the rows of M that they are part of. Suppose a combination of these is zero,
+  and let k be the last chunk with a part in it (the first, if M is upper triangular): in the columns of chunk k only
+  rows of M_kk are left, which are independent, so k has no part in it after all. (Horn & Johnson, Matrix Analysis,
+  0.9.4.) With chunks of one token: a triangular M without a zero on its diagonal has rank L, and its diagonal blocks
+  rank C.
 
 Numerical ranks are of numbers in float64. There a block can be small without being of small rank: a scan's entries fall
 by exp(a_i - a_j) to below the smallest number there is. A rank does not depend on scale, so :func:`decay_block` gives
-the mask in units of its block's largest entry. And there a triangular matrix of full rank can count as less: random ones
-have condition numbers that grow exponentially with their size (Viswanath & Trefethen 1998). The lower bound, which holds
-of ranks, can so fail of numerical ranks by a few; zeros on the diagonal are counted without any rounding.
+the mask in units of its block's largest entry. And there a triangular matrix of full rank can count as less: random
+ones have condition numbers that grow exponentially with their size (Viswanath & Trefethen 1998). The lower bound, which
+holds of ranks, can so fail of numerical ranks by a few; zeros on the diagonal are counted without any rounding.
 """
 
 from collections.abc import Callable, Sequence
