@@ -59,8 +59,13 @@ paper: ## table1 table4 table5 table6 figure1 figure4 … figure12 ranks, all; D
 study: ## softmax, linear attention and Mamba of equal size, three seeds, on embedded data
 evaluate: ## a linear probe once more on a split held out: CHECKPOINT=probe.ckpt MODELS=its backbone
 
-ranks512: ## ranks in blocks of 256 x 256 at 512 px, as eq. 17 has them; models of Base size as initialised with any data
-states: ## Vim with a state of 16 to 256, on embedded data: rank, Binary-AUC, probes, cost
+ranks512: ## ranks in blocks of 256 x 256, as eq. 17 has them; of models of Base size as they are initialised, too
+states: ## Vim with a state of 16 to 256, on embedded data: ranks, Binary-AUC, probes, cost
+
+STATES_COST = $(or $(RUNS),runs/states)/cost.json
+states: $(if $(DRY),,$(STATES_COST))
+$(STATES_COST): | .venv/.ready
+	$(BIN)/python benchmarks/state_size.py --out $@
 
 $(EXPERIMENTS) $(TARGETS) $(PARTS): .venv/.ready
 	@$(BIN)/python -m experiments $@ --data='$(DATA)' --models='$(MODELS)' --checkpoint='$(CHECKPOINT)' --runs='$(RUNS)' \

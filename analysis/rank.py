@@ -65,9 +65,16 @@ CLAIMS = {
 }
 
 
+WANTED = ("diagonal_rank_min", "lower_bound_slack_min", "diagonal_nonzero_min", "ragged_tokens")
+"""What earlier versions did not measure."""
+
+
 def read(folder: Path) -> Run:
     """A run of ``TokenMixingRanks``. ValueError where the folder holds none, or one of another evaluation."""
-    return complete_run(folder, "run dinomamba validate with -c task/ranks.yaml first", "TokenMixingRanks")
+    run = complete_run(folder, "run dinomamba validate with -c task/ranks.yaml first", "TokenMixingRanks")
+    if lacking := [key for key in WANTED if any(key not in row for row in run.rows)]:
+        raise ValueError(f"{folder / 'results.json'} is of an earlier version, without {lacking[0]}: run it again")
+    return run
 
 
 def _paper(row: dict[str, Any]) -> str:

@@ -5,6 +5,7 @@ writes RUNS/states.md, .csv and .html, and a chart as PNG and PDF.
 """
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -51,11 +52,11 @@ CHARTS = {
 }
 BESIDE = {"similarity": "similarity_other"}
 """A second line in a chart."""
-NOTE = """One model and one recipe, the demo's; nothing but the size N of the state differs, and with it the parameters.
-Ranks are of M in float64, of chunks of C tokens, over blocks, heads and images: of the blocks off the diagonal, from the
-smallest to the largest, in both directions. Binary-AUC is max(m, 1−m) of the mean AUC m over images, of the last block.
-Times are medians of rounds in which all N take turns on one machine; memory is the peak of a process that trains with that
-N alone."""
+NOTE = """One model and one recipe, the demo's; nothing but the size N of the state differs, and with it the
+parameters. Ranks are of M in float64, of chunks of C tokens, over blocks, heads and images: of the blocks off the
+diagonal, from the smallest to the largest, in both directions. Binary-AUC is max(m, 1−m) of the mean AUC m over
+images, of the last block. Times are medians of rounds in which all N take turns on one machine; memory is the peak of
+a process that trains with that N alone."""
 
 
 def measure(runs: Path, model: str) -> dict[str, Any]:
@@ -98,7 +99,7 @@ def cost(runs: Path) -> dict[int, dict[str, Any]]:
     }
 
 
-def show(row: dict[str, Any], column: str) -> str:
+def show(row: Mapping[str, Any], column: str) -> str:
     """A cell as people read it."""
     value = row.get(column)
     if isinstance(value, float):

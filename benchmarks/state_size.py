@@ -1,8 +1,8 @@
 """A DINO step and a forward pass of the demo's Vim against the size N of its state: time, and memory at its peak.
 
 The models are the demo's overlay with other states, the step is the demo's task (its crops, head, loss and batch, as
-Lightning runs it); all take turns, so that a slow moment of the machine meets them all. Memory is of a process of its own
-for each N. ``--out FILE`` writes the numbers as JSON too, as ``make states`` does for its page.
+Lightning runs it); all take turns, so that a slow moment of the machine meets them all. Memory is of a process of its
+own for each N. ``--out FILE`` writes the numbers as JSON too, as ``make states`` does for its page.
 """
 
 import argparse
