@@ -50,6 +50,9 @@ def test_tables_and_pictures(tmp_path):
     assert (rows[0]["rank"], rows[3]["rank"], rows[0]["block_rank"]) == ("11 to 12", "12", "3 to 4")
     markdown = (vim / "ranks.md").read_text()
     assert markdown.count("\n| ") == 12 and "| yes | 3.0e-16 |" in markdown
+    said = (vim / "ranks-claims.md").read_text()
+    assert "| block off the diagonal | algebra | <= min(C, rank(L) N) = 4 | 3 to 4 | yes | yes | 12 |" in said
+    assert "| decay mask's block | paper | rank(L) >> 1 | 1 | – | NO | 12 |" in said
     page = (vim / "ranks.html").read_text()
     assert page.count("<img") == 6 and "exactly 1" in page and 'src="http' not in page
     for run in (vim, vit, linear):
@@ -72,10 +75,8 @@ def test_a_broken_bound_is_told(tmp_path):
 
 
 def claims(run):
-    """(direction, of, by) -> claim, read from the table that is written."""
-    rank.main([run], run)
-    with open(run / "ranks-claims.csv") as file:
-        return {(row["direction"], row["of"], row["by"]): row for row in csv.DictReader(file)}
+    """(direction, of, by) -> claim."""
+    return {(row["direction"], row["of"], row["by"]): row for row in rank.claims_of(rank.read(run))}
 
 
 def test_claims_are_told_once_for_all_blocks(tmp_path):
@@ -83,12 +84,12 @@ def test_claims_are_told_once_for_all_blocks(tmp_path):
     run = write_run(tmp_path / "vim")
     found = claims(run)
     block, mask = found["forward", "block off the diagonal", "algebra"], found["forward", "decay mask's block", "paper"]
-    assert (block["says"], block["measured"], block["tight"]) == ("<= min(C, rank(L) N) = 4", "3 to 4", "True")
-    assert (block["holds"], block["matrices"]) == ("True", "12") and mask["holds"] == "False"
+    assert (block["says"], block["measured"], block["tight"]) == ("<= min(C, rank(L) N) = 4", "3 to 4", True)
+    assert (block["holds"], block["matrices"]) == (True, 12) and not mask["holds"]
     assert found["forward", "M", "algebra, of numerical ranks"]["measured"] == "-1 to 0"
     change(run, 3, block_rank_max=5)
-    assert claims(run)["forward", "block off the diagonal", "algebra"]["holds"] == "False"
-    assert claims(run)["backward", "block off the diagonal", "algebra"]["holds"] == "True"
+    assert not claims(run)["forward", "block off the diagonal", "algebra"]["holds"]
+    assert claims(run)["backward", "block off the diagonal", "algebra"]["holds"]
 
 
 def test_runs_of_an_earlier_version_are_refused(tmp_path):
