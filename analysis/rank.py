@@ -2,24 +2,22 @@
 
 Reads the results.json and results.npz that ``TokenMixingRanks`` left in each run's folder. Writes into each folder
 matrices and spectra as PNG and PDF, and into the first one ranks.md, ranks.csv and ranks.html with all runs, and
-ranks-claims.md and .csv with what algebra and the paper say of them.
+ranks-summary.md and .csv with all blocks together, and ranks-claims.md and .csv with what algebra and the paper say.
 """
 
 import html
 import sys
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
 
 from analysis.pages import picture, save_figure
+from analysis.rank_tables import CLAIMS, COLUMNS, SUMMARY, claims_of, rows_of, show, summary_of
 from analysis.renderers import renderer
 from analysis.runs import Run, complete_run
-from analysis.tables import Table, show_value, write_page
+from analysis.tables import Table, write_page
 from analysis.targets import Target
-from metrics.rank_claims import rank_claims
 
 COLOURS = {
     "attention": "#0072b2",
@@ -29,42 +27,6 @@ COLOURS = {
     "both": "#000000",
 }  # Okabe & Ito
 STYLES = {"attention": "-", "causal": "--", "forward": "--", "backward": ":", "both": "-"}
-COLUMNS = {
-    "run": "run",
-    "backbone": "backbone",
-    "block": "block",
-    "direction": "direction",
-    "tokens": "tokens L",
-    "chunk": "C",
-    "matrices": "matrices (images x heads)",
-    "rank": "rank of M",
-    "effective_rank": "effective rank of M",
-    "diagonal_rank": "rank of a C x C block on the diagonal",
-    "diagonal_effective_rank_mean": "its effective rank, mean",
-    "block_rank": "rank of a C x C block off the diagonal",
-    "paper": "the paper's bound of it",
-    "block_rank_bound": "algebra's bound of it",
-    "block_effective_rank_mean": "its effective rank, mean",
-    "block_beyond_bound": "first singular value beyond the bound / largest",
-    "decay_block_rank": "rank of the decay mask's block",
-    "lower_bound_slack": "rank of M less its diagonal blocks' ranks",
-    "ragged": "rank of blocks of the last L mod C tokens",
-    "bound_holds": "bounds hold",
-    "residual_max": "error of Y = MX",
-}
-CLAIMS = {
-    "run": "run",
-    "direction": "direction",
-    "of": "rank of",
-    "by": "said by",
-    "says": "what is said",
-    "measured": "numerical rank, least to most",
-    "tight": "reached",
-    "holds": "holds",
-    "matrices": "matrices (blocks x images x heads)",
-}
-
-
 WANTED = ("diagonal_rank_min", "lower_bound_slack_min", "diagonal_nonzero_min", "ragged_tokens")
 """What earlier versions did not measure."""
 
@@ -75,61 +37,6 @@ def read(folder: Path) -> Run:
     if lacking := [key for key in WANTED if any(key not in row for row in run.rows)]:
         raise ValueError(f"{folder / 'results.json'} is of an earlier version, without {lacking[0]}: run it again")
     return run
-
-
-def _paper(row: dict[str, Any]) -> str:
-    """The bound of a block off the diagonal as the paper's lemmas state it."""
-    if row["direction"] in ("attention", "causal"):
-        return f"C = {row['chunk']}" if row["inner_size"] is None else f"D_QK = {row['inner_size']}"
-    return f"rank(L) · {row['inner_size']}, rank(L) ≫ 1"
-
-
-def spread(least: int | None, most: int | None) -> str | None:
-    """Least to most; one number where they are equal."""
-    return None if least is None else f"{least:,}" if least == most else f"{least:,} to {most:,}"
-
-
-def rows_of(run: Run) -> list[dict[str, Any]]:
-    """A run's rows with the columns of COLUMNS."""
-    found = []
-    for row in run.rows:
-        row = row | {
-            "run": run.folder.name,
-            "backbone": run.results["backbone"],
-            "effective_rank": f"{row['effective_rank_mean']:.2f} ± {row['effective_rank_std']:.2f}",
-            "paper": _paper(row),
-            "ragged": None
-            if row["ragged_rank_max"] is None
-            else f"{row['ragged_rank_max']} of {row['ragged_rank_bound']}",
-        }
-        for name in ("rank", "diagonal_rank", "block_rank", "decay_block_rank", "lower_bound_slack"):
-            row[name] = spread(row[f"{name}_min"], row[f"{name}_max"])
-        found.append({key: row[key] for key in COLUMNS})
-    return found
-
-
-def claims_of(run: Run) -> list[dict[str, Any]]:
-    """What is said of a run's ranks, each claim once for all its blocks, with the columns of CLAIMS."""
-    found: dict[tuple[str, ...], dict[str, Any]] = {}
-    for row in run.rows:
-        for claim in rank_claims(row):
-            key = row["direction"], claim.of, claim.by, claim.says
-            empty = claim._asdict() | {"run": run.folder.name, "direction": row["direction"], "matrices": 0}
-            one = found.setdefault(key, empty)
-            one["least"], one["most"] = min(one["least"], claim.least), max(one["most"], claim.most)
-            one["holds"], one["tight"] = one["holds"] and claim.holds, one["tight"] or claim.tight
-            one["matrices"] += row["matrices"]
-    return [one | {"measured": spread(one["least"], one["most"])} for one in found.values()]
-
-
-def show(row: Mapping[str, Any], column: str) -> str:
-    """A cell as people read it: two decimals, small errors as powers of ten, a dash where a bound was not reached."""
-    value = row[column]
-    if column == "tight":
-        return "yes" if value else "–"
-    if isinstance(value, float):
-        return f"{value:.1e}" if 0 < value < 1e-3 else f"{value:.2f}"
-    return show_value(row, column)
 
 
 def draw_matrices(run: Run, path: Path) -> None:
@@ -215,18 +122,21 @@ def pictures(runs: list[Run]) -> str:
 def main(
     folders: list[Path], out: Path, title: str = "Ranks of token-mixing matrices", name: str = "ranks"
 ) -> list[Path]:
-    """Writes pictures into each run's folder and the tables, NAME.* and NAME-claims.*, into ``out``; returns these."""
+    """Writes pictures into each run's folder, and NAME.*, NAME-summary.* and NAME-claims.* into ``out``; returns these."""
     runs = [read(folder) for folder in folders]
     table = Table(COLUMNS, [row for run in runs for row in rows_of(run)], show).filled()
     claims = Table(CLAIMS, [claim for run in runs for claim in claims_of(run)], show)
-    above = f"<h2>What is said, and what was measured</h2>{claims.to_html()}<h2>By block</h2>"
+    summary = Table(SUMMARY, [line for run in runs for line in summary_of(run)], show).filled()
+    above = f"{summary.to_html()}<h2>What is said, and what was measured</h2>{claims.to_html()}<h2>By block</h2>"
     paths = write_page(out / name, title, NOTE, table, above=above, below=pictures(runs))
-    return [*paths, *write_page(out / f"{name}-claims", title, NOTE, claims, suffixes=(".md", ".csv"))]
+    for part, content in (("summary", summary), ("claims", claims)):
+        paths += write_page(out / f"{name}-{part}", title, NOTE, content, suffixes=(".md", ".csv"))
+    return paths
 
 
 @renderer("ranks")
 def draw(target: Target, runs: Path) -> list[Path]:
-    """RUNS/TARGET.md, .csv and .html, TARGET-claims.md and .csv, and pictures in each run's folder."""
+    """RUNS/TARGET.md, .csv and .html, the same with -summary and -claims, and pictures in each run's folder."""
     return main([run.folder for run in target.some(runs)], runs, target.title, target.name)
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from analysis.figure_pages import SCORE
 from analysis.pages import COLOURS, picture, save_figure
-from analysis.rank import spread
+from analysis.rank_tables import spread
 from analysis.renderers import renderer
 from analysis.runs import Run, complete_run, read_json
 from analysis.tables import Table, show_value, write_page

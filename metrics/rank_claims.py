@@ -45,11 +45,10 @@ def rank_claims(row: Mapping[str, Any]) -> list[Claim]:
         found.append(Claim("M", NUMERICAL, says, least, most, holds=least >= 0, tight=least == 0))
     found.append(_at_most("diagonal block", row, "diagonal_rank", row["diagonal_rank_bound"]))
     if row["lower_bound_slack_min"] is not None:
-        found.append(
-            _exactly("diagonal block", row, "diagonal_rank")._replace(
-                holds=full or row["diagonal_rank_min"] == row["chunk"]
-            )
-        )
+        claim = _exactly("diagonal block", row, "diagonal_rank")
+        if full:
+            claim = claim._replace(says=f"{claim.says}: no zero on the diagonal", holds=True)
+        found.append(claim)
     if row["block_rank_max"] is not None:
         found.append(_at_most("block off the diagonal", row, "block_rank", row["block_rank_bound"], _lemma(row)))
         if row["inner_size"] is None:

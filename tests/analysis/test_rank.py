@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from analysis import rank
+from analysis import rank, rank_tables
 
 
 def write_run(folder, directions=("forward", "backward", "both"), inner=4, **changes):
@@ -53,6 +53,11 @@ def test_tables_and_pictures(tmp_path):
     said = (vim / "ranks-claims.md").read_text()
     assert "| block off the diagonal | algebra | <= min(C, rank(L) N) = 4 | 3 to 4 | yes | yes | 12 |" in said
     assert "| decay mask's block | paper | rank(L) >> 1 | 1 | – | NO | 12 |" in said
+    with open(vim / "ranks-summary.csv") as file:
+        first, *others = csv.DictReader(file)
+    assert [row["direction"] for row in (first, *others)] == ["forward", "backward", "both", "attention", "attention"]
+    assert (first["rank"], first["block_rank"], first["matrices"]) == ("11 to 12", "3 to 4", "12")
+    assert (float(first["effective_rank"]), float(first["block_effective_rank"])) == (7.25, 1.5)
     page = (vim / "ranks.html").read_text()
     assert page.count("<img") == 6 and "exactly 1" in page and 'src="http' not in page
     for run in (vim, vit, linear):
@@ -76,7 +81,7 @@ def test_a_broken_bound_is_told(tmp_path):
 
 def claims(run):
     """(direction, of, by) -> claim."""
-    return {(row["direction"], row["of"], row["by"]): row for row in rank.claims_of(rank.read(run))}
+    return {(row["direction"], row["of"], row["by"]): row for row in rank_tables.claims_of(rank.read(run))}
 
 
 def test_claims_are_told_once_for_all_blocks(tmp_path):
