@@ -122,7 +122,7 @@ def pictures(runs: list[Run]) -> str:
 def main(
     folders: list[Path], out: Path, title: str = "Ranks of token-mixing matrices", name: str = "ranks"
 ) -> list[Path]:
-    """Writes pictures into each run's folder, and NAME.*, NAME-summary.* and NAME-claims.* to ``out``; returns these."""
+    """Pictures go into each run's folder; NAME.*, NAME-summary.* and NAME-claims.* into ``out``, which are returned."""
     runs = [read(folder) for folder in folders]
     table = Table(COLUMNS, [row for run in runs for row in rows_of(run)], show).filled()
     claims = Table(CLAIMS, [claim for run in runs for claim in claims_of(run)], show)
