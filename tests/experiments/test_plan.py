@@ -255,3 +255,15 @@ def test_make_shows_without_running(tmp_path):
     words = shlex.split(done.stdout.replace("\\\n", " "))
     assert words[1:4] == ["-m", "experiments", "figure1"] and "--data=demo" in words and f"--runs={tmp_path}" in words
     assert "--args=--x 'a b'" in words
+
+
+@pytest.mark.parametrize("dry", [False, True])
+def test_make_measures_the_cost_of_states_before_it_draws_them(dry, tmp_path):
+    command = ["make", "-n", "-o", ".venv/.ready", "states", f"RUNS={tmp_path}", *(["DRY=1"] if dry else [])]
+    done = subprocess.run(command, cwd=configs.ROOT.parent, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    cost = f"benchmarks/state_size.py --out {tmp_path}/cost.json"
+    assert (cost in done.stdout) == (not dry) and "-m experiments states" in done.stdout.partition(cost)[2 * (not dry)]
+    assert (configs.ROOT.parent / "benchmarks/state_size.py").is_file()
+    (tmp_path / "cost.json").touch()
+    assert cost not in subprocess.run(command, cwd=configs.ROOT.parent, capture_output=True, text=True).stdout
