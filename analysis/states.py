@@ -118,7 +118,12 @@ def chart(rows: list[dict[str, Any]], base: Path) -> list[Path]:
         for colour, key in zip(COLOURS, (name, BESIDE.get(name)), strict=False):
             points = [(row["n"], row[key]) for row in rows if key in row]
             if points:
-                axis.plot(*zip(*points, strict=True), "o-", color=colour, label="other stream" if key != name else None)
+                axis.plot(
+                    *zip(*points, strict=True),
+                    "o-",
+                    color=colour,
+                    label="published stream" if key == name else "other stream",
+                )
         if name in BESIDE:
             axis.legend(fontsize=8)
         axis.set_xscale("log", base=2)
