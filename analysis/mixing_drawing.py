@@ -64,8 +64,9 @@ def panels(seed: int = 0) -> list[Panel]:
         both = mamba.decompose(x)
         attention = {name: mixer.mixing(x)[0, 0] for name, mixer in (("softmax", softmax), ("linear", linear))}
         mean = torch.stack([part.matrix[0, 0] for part in both]).mean(0)
-        assert both[0].decay is not None
-        decay = both[0].decay[0, 0]
+        assert both[0].log_decay is not None
+        log_decay = both[0].log_decay[0, 0]
+        decay = (log_decay[:, None] - log_decay).tril().exp().tril()
     return [
         Panel("softmax attention", "as used", attention["softmax"], None),
         Panel("linear attention", "as used", attention["linear"], INNER),

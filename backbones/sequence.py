@@ -144,13 +144,15 @@ class SequenceBackbone(MixingBackbone):
         trace = next(trace for i, trace in enumerate(self._traces(x)) if i == wanted)
         return trace.mixer.mixing(trace.mixer_input)
 
-    def decompose(self, images: Tensor, blocks: Sequence[int] = (-1,)) -> list[list[Mixing]]:
+    def decompose(
+        self, images: Tensor, blocks: Sequence[int] = (-1,), max_heads: int | None = None
+    ) -> list[list[Mixing]]:
         wanted = [self.block_index(b) for b in blocks]
         x, _ = self._embed(images)
         parts = {}
         for i, trace in enumerate(self._traces(x)):
             if i in wanted:
-                parts[i] = trace.mixer.decompose(trace.mixer_input)
+                parts[i] = trace.mixer.decompose(trace.mixer_input, max_heads)
         return [parts[i] for i in wanted]
 
     # ---- checkpoints --------------------------------------------------------------------------------------

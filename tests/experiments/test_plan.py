@@ -23,6 +23,7 @@ SIZES = {  # runs of a target's own, and with what they need
         "figure4b": (2, 2), "figure4c": (6, 6), "figure4d": (2, 2), "figure4e": (4, 4), "figure4f": (3, 3),
         "figure5": (6, 6), "figure6": (5, 5), "figure7": (1, 1), "figure8": (1, 1), "figure9": (3, 3), "figure10": (3, 3),
         "figure11": (6, 6), "figure12": (3, 3), "figure13": (1, 1), "ranks": (3, 3), "paper": (38, 38), "evaluate": (1, 2),
+        "ranks512": (6, 6),
     },
     "demo": {
         "table1": (4, 9), "table2": (0, 0), "table3": (0, 0), "table4": (4, 14), "table5": (1, 3), "table6": (1, 3),
@@ -30,7 +31,7 @@ SIZES = {  # runs of a target's own, and with what they need
         "figure4b": (2, 5), "figure4c": (2, 5), "figure4d": (2, 4), "figure4e": (4, 9), "figure4f": (3, 7),
         "figure5": (6, 13), "figure6": (4, 9), "figure7": (1, 3), "figure8": (1, 3), "figure9": (2, 5), "figure10": (3, 7),
         "figure11": (6, 13), "figure12": (3, 7), "figure13": (1, 1), "ranks": (3, 7), "paper": (25, 36), "demo": (6, 8),
-        "study": (36, 46), "evaluate": (1, 4),
+        "study": (36, 46), "evaluate": (1, 4), "ranks512": (6, 10), "states": (20, 26),
     },
 }  # fmt: skip
 
@@ -58,7 +59,13 @@ def test_size_and_order(target, data):
 
 
 def test_every_target_is_whole():
-    assert {name for name, _ in EVERY} == set(PAPER) | {"demo", "study", "evaluate"} and spec.names("paper") == PAPER
+    assert {name for name, _ in EVERY} == set(PAPER) | {
+        "demo",
+        "study",
+        "evaluate",
+        "ranks512",
+        "states",
+    } and spec.names("paper") == PAPER
     assert {(t, d) for d, sizes in SIZES.items() for t in sizes} == {*EVERY} | {
         (t, d) for t in ("paper", "figure4") for d in SIZES
     }
@@ -176,6 +183,39 @@ def test_study():
     assert all(run.folder.parent.parent == Path("runs/study") for run in runs)
 
 
+@pytest.mark.parametrize("data", ["imagenet", "demo"])
+def test_models_as_they_are_initialised(data):
+    """No weights, and nothing pretrained; images of as many patches as those of the trained models."""
+    runs = [run for run in made("ranks512", data=data) if "_random" in run.name]
+    assert names(runs) == [f"{m}_base_random-ranks512" for m in ("vit", "linear_vit", "vim")]
+    for run in runs:
+        assert run.needs == ((DEMO_DATA,) if data == "demo" else ()) and not run.lacks
+        assert not flag(run, "--model.init_args.backbone_weights") and not any("weights" in f for f in run.configs)
+        assert f"backbone/{run.name.removesuffix('_random-ranks512')}.yaml" in run.configs
+        assert f"paper/{data}/ranks512.yaml" in run.configs
+        assert (f"paper/demo/{run.name}.yaml" in run.configs) == (data == "demo")
+    (vim,) = [run for run in made("ranks512", data="demo") if run.name == "vim_demo-ranks512"]
+    assert flag(vim, "--model.init_args.backbone_weights") == [
+        "runs/paper-demo/vim_demo-pretrain/checkpoints/last.ckpt"
+    ]
+    with pytest.raises(ValueError, match=r"vim_base_random is measured as .* checkpoint=w.pth: models=vim_base takes"):
+        made("ranks512", models=("vim_base_random",), checkpoint="w.pth")
+
+
+def test_states():
+    """Each model is the demo's with another state, in training and in each evaluation; nothing is shortened."""
+    runs = [run for run in made("states") if run != DEMO_DATA]
+    for run in runs:
+        model, _, task = run.name.rpartition("-")
+        assert flag(run, "--model.init_args.backbone.init_args.d_state") == [model.removeprefix("vim_demo_n")]
+        assert "backbone/vim_demo.yaml" in run.configs and run.folder.parent == Path("runs/states")
+        own = [file for file in run.configs if file.startswith("paper/")]
+        assert own == ([f"paper/demo/{task}.yaml"] if task in ("ranks512", "auc_both") else [])
+    assert sorted({flag(run, "--model.init_args.backbone.init_args.d_state")[0] for run in runs}, key=int) == [
+        "16", "32", "64", "128", "256"
+    ]  # fmt: skip
+
+
 def test_evaluate():
     run = made("evaluate")[-1]
     assert run.verb == "test" and flag(run, "--ckpt_path") == ["runs/paper-demo/vim_demo-probe/checkpoints/last.ckpt"]
@@ -196,7 +236,7 @@ def test_evaluate():
         (
             ["table9"],
             {},
-            "no target 'table9'; there are table1, table2, .*, evaluate, figure4 for its parts, and paper",
+            "no target 'table9'; there are table1, table2, .*, evaluate, .*figure4 for its parts, and paper",
         ),
         (
             ["table1"],
@@ -229,3 +269,15 @@ def test_make_shows_without_running(tmp_path):
     words = shlex.split(done.stdout.replace("\\\n", " "))
     assert words[1:4] == ["-m", "experiments", "figure1"] and "--data=demo" in words and f"--runs={tmp_path}" in words
     assert "--args=--x 'a b'" in words
+
+
+@pytest.mark.parametrize("dry", [False, True])
+def test_make_measures_the_cost_of_states_before_it_draws_them(dry, tmp_path):
+    command = ["make", "-n", "-o", ".venv/.ready", "states", f"RUNS={tmp_path}", *(["DRY=1"] if dry else [])]
+    done = subprocess.run(command, cwd=configs.ROOT.parent, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    cost = f"benchmarks/state_size.py --out {tmp_path}/cost.json"
+    assert (cost in done.stdout) == (not dry) and "-m experiments states" in done.stdout.partition(cost)[2 * (not dry)]
+    assert (configs.ROOT.parent / "benchmarks/state_size.py").is_file()
+    (tmp_path / "cost.json").touch()
+    assert cost not in subprocess.run(command, cwd=configs.ROOT.parent, capture_output=True, text=True).stdout
