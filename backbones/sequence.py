@@ -105,13 +105,17 @@ class SequenceBackbone(MixingBackbone):
     def forward_intermediates(
         self, images: Tensor, n: int | Sequence[int] = 1, stream: Stream = "published"
     ) -> list[Features]:
+        sequences, layout = self.forward_sequences(images, n, stream)
+        return [layout.split(tokens) for tokens in sequences]
+
+    def forward_sequences(
+        self, images: Tensor, n: int | Sequence[int] = 1, stream: Stream = "published"
+    ) -> tuple[list[Tensor], Layout]:
+        """:meth:`forward_intermediates` before it is sorted: (B, L, D) of each block, and where things stand in it."""
         wanted, read = self.block_indices(n), self.resolve_stream(stream)
         x, layout = self._embed(images)
-        return [
-            layout.split(self._final_norm(getattr(trace, read)))
-            for i, trace in enumerate(self._traces(x))
-            if i in wanted
-        ]
+        found = [self._final_norm(getattr(trace, read)) for i, trace in enumerate(self._traces(x)) if i in wanted]
+        return found, layout
 
     def inspect(
         self, images: Tensor, blocks: Sequence[int] = (-1,), mixing: bool = True, stream: Stream = "published"

@@ -127,6 +127,16 @@ class _Planner:
         task = spec.task(name)
         if task.tests_probe is not None:
             return self._test(model, task, task.tests_probe)
+        if task.prints_config:
+            said = self._spec(
+                f"{model}-{name}",
+                task,
+                self._files(model, task),
+                [*_changes(model), "--print_config"],
+                [],
+                log="config.yaml",
+            )
+            return replace(said, needs=())
         files, flags, needs, lacks = self._files(model, task), [], [], ""
         published = _existing(f"paper/{self.target.data}/{model}-weights.yaml")
         weights, method = self.settings.checkpoint, spec.model(model).method

@@ -33,6 +33,7 @@ class Task:
         overlay: its YAML in configs/paper/DATA, where there is one.
         needs_probe: the task whose probe it takes on to other images.
         tests_probe: the task whose probe it evaluates.
+        prints_config: whether it only says what all its settings are, into config.yaml; without data or weights.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Task:
     overlay: str
     needs_probe: str | None = None
     tests_probe: str | None = None
+    prints_config: bool = False
 
 
 @dataclass(frozen=True)

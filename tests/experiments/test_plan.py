@@ -7,27 +7,30 @@ from pathlib import Path
 import pytest
 
 import configs
+from analysis.published import read
 from experiments import plan, spec
 from experiments.plan import DEMO_DATA, DEMO_ROBUSTNESS, Settings
 
 PAPER = [
-    "table1", "table4", "table5", "table6", "figure1", "figure4a", "figure4b", "figure4c", "figure4d", "figure4e", "figure4f",
-    *(f"figure{n}" for n in range(5, 13)), "ranks",
+    *(f"table{n}" for n in range(1, 7)), "figure1", "figure2", "figure3",
+    "figure4a", "figure4b", "figure4c", "figure4d", "figure4e", "figure4f", *(f"figure{n}" for n in range(5, 14)), "ranks",
 ]  # fmt: skip
 EVERY = [(name, data) for name, entry in spec.content()["targets"].items() for data in entry["models"]]
 SIZES = {  # runs of a target's own, and with what they need
     "imagenet": {
-        "table1": (6, 6), "table4": (6, 12), "table5": (1, 1), "table6": (1, 1), "figure1": (3, 3), "figure4": (21, 21),
-        "figure4a": (13, 13), "figure4b": (2, 2), "figure4c": (6, 6), "figure4d": (2, 2), "figure4e": (4, 4),
-        "figure4f": (3, 3), "figure5": (2, 2), "figure6": (2, 2), "figure7": (1, 1), "figure8": (1, 1), "figure9": (2, 2),
-        "figure10": (1, 1), "figure11": (1, 1), "figure12": (4, 4), "ranks": (3, 3), "paper": (38, 38), "evaluate": (1, 2),
+        "table1": (7, 7), "table2": (0, 0), "table3": (0, 0), "table4": (3, 6), "table5": (1, 1), "table6": (1, 1),
+        "figure1": (3, 3), "figure2": (0, 0), "figure3": (1, 1), "figure4": (21, 21), "figure4a": (13, 13),
+        "figure4b": (2, 2), "figure4c": (6, 6), "figure4d": (2, 2), "figure4e": (4, 4), "figure4f": (3, 3),
+        "figure5": (6, 6), "figure6": (5, 5), "figure7": (1, 1), "figure8": (1, 1), "figure9": (3, 3), "figure10": (3, 3),
+        "figure11": (6, 6), "figure12": (3, 3), "figure13": (1, 1), "ranks": (3, 3), "paper": (38, 38), "evaluate": (1, 2),
         "ranks512": (6, 6),
     },
     "demo": {
-        "table1": (4, 9), "table4": (4, 14), "table5": (1, 3), "table6": (1, 3), "figure1": (3, 7), "figure4": (9, 18),
-        "figure4a": (5, 11), "figure4b": (2, 5), "figure4c": (2, 5), "figure4d": (2, 4), "figure4e": (4, 9),
-        "figure4f": (3, 7), "figure5": (2, 5), "figure6": (2, 5), "figure7": (1, 3), "figure8": (1, 3), "figure9": (2, 5),
-        "figure10": (1, 3), "figure11": (1, 3), "figure12": (4, 9), "ranks": (3, 7), "paper": (22, 32), "demo": (6, 8),
+        "table1": (4, 9), "table2": (0, 0), "table3": (0, 0), "table4": (4, 14), "table5": (1, 3), "table6": (1, 3),
+        "figure1": (3, 7), "figure2": (0, 0), "figure3": (1, 3), "figure4": (10, 20), "figure4a": (7, 15),
+        "figure4b": (2, 5), "figure4c": (2, 5), "figure4d": (2, 4), "figure4e": (4, 9), "figure4f": (3, 7),
+        "figure5": (6, 13), "figure6": (4, 9), "figure7": (1, 3), "figure8": (1, 3), "figure9": (2, 5), "figure10": (3, 7),
+        "figure11": (6, 13), "figure12": (3, 7), "figure13": (1, 1), "ranks": (3, 7), "paper": (25, 36), "demo": (6, 8),
         "study": (36, 46), "evaluate": (1, 4), "ranks512": (6, 10), "states": (20, 26),
     },
 }  # fmt: skip
@@ -70,9 +73,8 @@ def test_every_target_is_whole():
     for name, data in EVERY:
         target = spec.target(name, data)
         assert set(target.models) <= set(models), name
-        for row in target.options.get("published", []):
-            assert row["model"] in spec.target(name, "imagenet").models, name
-            assert "top1" not in row or row["source"], name
+        for number in read(target.options.get("published", [])):
+            assert number.model in spec.target(name, "imagenet").models, name
 
 
 @pytest.mark.parametrize("data", SIZES)
@@ -83,6 +85,10 @@ def test_files_flags_and_needs(target, data):
         if run.program != "cli":
             continue
         model, _, task = run.name.rpartition("-")
+        if task == "outline":  # says its settings, and needs nothing
+            assert run.flags[-1] == "--print_config" and not run.needs and run.log == "config.yaml"
+            assert run.command(["srun"])[0] != "srun" and "--ckpt_path" not in run.command(["srun"])
+            continue
         supervised = model.endswith("_supervised")
         assert f"backbone/{model.removesuffix('_supervised')}.yaml" == run.configs[3]
         assert run.configs[:3] == ("base.yaml", run.configs[1], run.configs[2])
@@ -99,6 +105,7 @@ def test_files_flags_and_needs(target, data):
         assert run.verb == {
             "pretrain": "fit",
             "auc": "validate",
+            "tokens": "validate",
             "ranks": "validate",
             "table4": "validate",
             "test": "test",
@@ -143,6 +150,13 @@ def test_what_the_user_gives():
         assert run.threads == 2 and run.folder.parent == Path("runs/paper-imagenet")
     data, ranks = made("ranks", data="demo", models=("vit_demo",), checkpoint="w.pth", roots={"imagenet": "/i"})
     assert data == DEMO_DATA and ranks.needs == (DEMO_DATA,) and not flag(ranks, "--data.init_args.root")
+
+
+def test_arrays_that_are_documented_are_whole():
+    last = len(plan.requested(["table1"], Settings())) - 1
+    for name in ("README.md", "slurm/table.sbatch"):
+        text = (configs.ROOT.parent / name).read_text()
+        assert f"--array=0-{last} slurm/table.sbatch table1" in text, name
 
 
 def test_demo():
@@ -222,7 +236,7 @@ def test_evaluate():
         (
             ["table9"],
             {},
-            "no target 'table9'; there are table1, table4, .*, evaluate, .*figure4 for its parts, and paper",
+            "no target 'table9'; there are table1, table2, .*, evaluate, .*figure4 for its parts, and paper",
         ),
         (
             ["table1"],
