@@ -1,77 +1,42 @@
 """Ranks of token-mixing matrices, drawn and put beside their bounds: ``python -m analysis.rank RUN [RUN ...]``.
 
 Reads the results.json and results.npz that ``TokenMixingRanks`` left in each run's folder. Writes into each folder
-matrices and spectra as PNG and PDF, and into the first one ranks.md, ranks.csv and ranks.html with all runs.
+matrices and spectra as PNG and PDF, and into the first one ranks.md, ranks.csv and ranks.html with all runs, and
+ranks-summary.md and .csv with all blocks together, and ranks-claims.md and .csv with what algebra and the paper say.
 """
 
 import html
 import sys
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
 
 from analysis.pages import picture, save_figure
+from analysis.rank_tables import CLAIMS, COLUMNS, SUMMARY, claims_of, rows_of, show, summary_of
 from analysis.renderers import renderer
 from analysis.runs import Run, complete_run
-from analysis.tables import Table, show_value, write_page
+from analysis.tables import Table, write_page
 from analysis.targets import Target
 
-COLOURS = {"attention": "#0072b2", "forward": "#d55e00", "backward": "#009e73", "both": "#000000"}  # Okabe & Ito
-STYLES = {"attention": "-", "forward": "--", "backward": ":", "both": "-"}
-COLUMNS = {
-    "run": "run",
-    "backbone": "backbone",
-    "block": "block",
-    "direction": "direction",
-    "matrices": "matrices (images x heads)",
-    "rank_max": "rank of M, largest",
-    "rank_bound": "its bound",
-    "effective_rank": "effective rank of M",
-    "block_rank_max": "rank of a C x C block off the diagonal, largest",
-    "paper": "the paper's bound of it",
-    "block_rank_bound": "algebra's bound of it",
-    "block_effective_rank_mean": "its effective rank, mean",
-    "decay_block_rank_max": "rank of the decay mask's block",
-    "bound_holds": "bounds hold",
-    "residual_max": "error of Y = MX",
-}
+COLOURS = {
+    "attention": "#0072b2",
+    "causal": "#cc79a7",
+    "forward": "#d55e00",
+    "backward": "#009e73",
+    "both": "#000000",
+}  # Okabe & Ito
+STYLES = {"attention": "-", "causal": "--", "forward": "--", "backward": ":", "both": "-"}
+WANTED = ("diagonal_rank_min", "lower_bound_slack_min", "diagonal_nonzero_min", "ragged_tokens")
+"""What earlier versions did not measure."""
 
 
 def read(folder: Path) -> Run:
     """A run of ``TokenMixingRanks``. ValueError where the folder holds none, or one of another evaluation."""
-    return complete_run(folder, "run dinomamba validate with -c task/ranks.yaml first", "TokenMixingRanks")
-
-
-def _paper(row: dict[str, Any]) -> str:
-    """The bound of a block off the diagonal as the paper's lemmas state it."""
-    if row["direction"] == "attention":
-        return f"L = {row['tokens']}" if row["inner_size"] is None else f"d = {row['inner_size']}"
-    return f"rank(L) · {row['inner_size']}, rank(L) ≫ 1"
-
-
-def rows_of(run: Run) -> list[dict[str, Any]]:
-    """A run's rows with the columns of COLUMNS."""
-    found = []
-    for row in run.rows:
-        row = row | {
-            "run": run.folder.name,
-            "backbone": run.results["backbone"],
-            "effective_rank": f"{row['effective_rank_mean']:.2f} ± {row['effective_rank_std']:.2f}",
-            "paper": _paper(row),
-        }
-        found.append({key: row[key] for key in COLUMNS})
-    return found
-
-
-def show(row: Mapping[str, Any], column: str) -> str:
-    """A cell as people read it: two decimals, small errors as powers of ten."""
-    value = row[column]
-    if isinstance(value, float):
-        return f"{value:.1e}" if 0 < value < 1e-3 else f"{value:.2f}"
-    return show_value(row, column)
+    run = complete_run(folder, "run dinomamba validate with -c task/ranks.yaml first", "TokenMixingRanks")
+    if lacking := [key for key in WANTED if any(key not in row for row in run.rows)]:
+        raise ValueError(f"{folder / 'results.json'} is of an earlier version, without {lacking[0]}: run it again")
+    return run
 
 
 def draw_matrices(run: Run, path: Path) -> None:
@@ -127,13 +92,17 @@ def draw_spectra(run: Run, path: Path) -> None:
     save_figure(fig, path)
 
 
-NOTE = """M is the token-mixing matrix of Y = MX in float64, without the skip D. A block off the diagonal holds what a
-chunk of C tokens reads from another. The paper bounds it for Mamba-2 by rank(L) times the state size n, with the decay
-mask's rank(L) far above 1. For one decay a head the mask's block is an outer product, exp(a_i - a_j) = exp(a_i)
-exp(-a_j), so its rank is exactly 1 (measured here in its own column), and the block's bound is n. Mamba still differs
-from linear attention: M as a whole is triangular and of full rank, the two directions add up, decays weight the
-spectrum, and n does not depend on the width of a head. The numerical rank counts singular values above the run's
-tolerance (1e-10 unless set) of the largest; the effective rank is the exponential of the spectrum's entropy."""
+NOTE = """M is the token-mixing matrix of Y = MX in float64, without the skip D; `causal` is the matrix of attention
+times the mask of ones at and below the diagonal (rows not normalised again, which would change no rank). A block off
+the diagonal holds what a chunk of C tokens reads from another; the last L mod C tokens make smaller ones, which count
+by themselves. The paper bounds it for Mamba-2 by rank(L) times the state size N, with the decay mask's rank(L) far
+above 1. For one decay a head the mask's block is an outer product, exp(a_i - a_j) = exp(a_i) exp(-a_j), so its rank
+is exactly 1 (measured here by itself), and the block's bound is N. Mamba still differs from linear attention: M as a
+whole is triangular and of full rank, the two directions add up, decays weight the spectrum, and N does not depend on
+the width of a head. The numerical rank counts singular values above max(R, S) · eps of the largest, eps being
+float64's, for R x S, unless the run has a tolerance; the effective rank is the exponential of the spectrum's entropy.
+A triangular matrix without a zero on its diagonal has full rank, whatever its numerical rank is, which falls short
+where it is badly conditioned."""
 
 
 def pictures(runs: list[Run]) -> str:
@@ -150,23 +119,31 @@ def pictures(runs: list[Run]) -> str:
     return content
 
 
-def main(folders: list[Path], out: Path, title: str = "Ranks of token-mixing matrices") -> list[Path]:
-    """Writes pictures into each run's folder and the tables, ranks.*, into ``out``; returns the tables."""
+def main(
+    folders: list[Path], out: Path, title: str = "Ranks of token-mixing matrices", name: str = "ranks"
+) -> list[Path]:
+    """Pictures go into each run's folder; NAME.*, NAME-summary.* and NAME-claims.* into ``out``, which are returned."""
     runs = [read(folder) for folder in folders]
-    table = Table(COLUMNS, [row for run in runs for row in rows_of(run)], show)
-    return write_page(out / "ranks", title, NOTE, table, below=pictures(runs))
+    table = Table(COLUMNS, [row for run in runs for row in rows_of(run)], show).filled()
+    claims = Table(CLAIMS, [claim for run in runs for claim in claims_of(run)], show)
+    summary = Table(SUMMARY, [line for run in runs for line in summary_of(run)], show).filled()
+    above = f"{summary.to_html()}<h2>What is said, and what was measured</h2>{claims.to_html()}<h2>By block</h2>"
+    paths = write_page(out / name, title, NOTE, table, above=above, below=pictures(runs))
+    for part, content in (("summary", summary), ("claims", claims)):
+        paths += write_page(out / f"{name}-{part}", title, NOTE, content, suffixes=(".md", ".csv"))
+    return paths
 
 
 @renderer("ranks")
 def draw(target: Target, runs: Path) -> list[Path]:
-    """RUNS/ranks.md, .csv and .html, and pictures in each run's folder."""
-    return main([run.folder for run in target.some(runs)], runs, target.title)
+    """RUNS/TARGET.md, .csv and .html, the same with -summary and -claims, and pictures in each run's folder."""
+    return main([run.folder for run in target.some(runs)], runs, target.title, target.name)
 
 
 if __name__ == "__main__":
     if len(sys.argv) < 2:
         sys.exit("usage: python -m analysis.rank RUN [RUN ...]")
     try:
-        print(main([Path(argument) for argument in sys.argv[1:]], Path(sys.argv[1]))[-1])
+        print(main([Path(argument) for argument in sys.argv[1:]], Path(sys.argv[1]))[2])
     except ValueError as error:
         sys.exit(f"error: {error}")

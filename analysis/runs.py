@@ -61,13 +61,23 @@ class Run:
         path = self.folder / self.record.get("config", "config.yaml")
         return yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else {}
 
-    def maps(self, kind: str, part: str | None = None, reading: str = "published") -> list[dict[str, Any]]:
+    def maps(self, kind: str, part: str | None = None, reading: str | None = None) -> list[dict[str, Any]]:
         """Rows of the maps of a kind and part, from the first block to the last; None asks for maps of whole blocks.
 
-        ``reading`` is ``other`` for the stream beside the published one, where a run scored both.
+        ``reading`` is ``published`` or ``other``, the stream beside it, where a run scored both; None takes the
+        published one, and the other where a run read that alone.
         """
-        rows = [row for row in self.rows if row.get("reading", "published") == reading]
-        return [row for row in rows if row["kind"] == kind and row["part"] == part]
+        rows = [row for row in self.rows if row["kind"] == kind and row["part"] == part]
+        for wanted in ("published", "other") if reading is None else (reading,):
+            if found := [row for row in rows if row.get("reading", "published") == wanted]:
+                return found
+        return []
+
+    @cached_property
+    def kept_arrays(self) -> dict[str, np.ndarray]:
+        """What results.npz holds; nothing where it is missing."""
+        path = self.folder / ("results.npz" if self.complete else "results.partial.npz")
+        return self.arrays if path.is_file() else {}
 
     @cached_property
     def arrays(self) -> dict[str, np.ndarray]:

@@ -61,9 +61,35 @@ class Table:
         return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
+@dataclass(frozen=True)
+class Section:
+    """A part of a page below its numbers.
+
+    Args:
+        title: its heading.
+        lines: paragraphs of plain text.
+        table: numbers below them.
+    """
+
+    title: str
+    lines: Sequence[str] = ()
+    table: Table | None = None
+
+    def to_markdown(self) -> str:
+        """Heading, a list of the lines, the table."""
+        parts = [f"## {self.title}", "\n".join(f"- {line}" for line in self.lines)]
+        parts += [self.table.to_markdown()] if self.table is not None else []
+        return "\n\n".join(filter(None, parts))
+
+    def to_html(self) -> str:
+        """The same as HTML."""
+        lines = "".join(f"<p>{html.escape(line)}</p>" for line in self.lines)
+        return f"<h2>{html.escape(self.title)}</h2>{lines}{'' if self.table is None else self.table.to_html()}"
+
+
 def write_page(
     base: Path, title: str, text: str, table: Table, above: str = "", below: str = "",
-    suffixes: Iterable[str] = (".md", ".csv", ".html"),
+    sections: Sequence[Section] = (), suffixes: Iterable[str] = (".md", ".csv", ".html"),
 ) -> list[Path]:  # fmt: skip
     """BASE.md, BASE.csv and BASE.html, a page that needs no other file.
 
@@ -73,15 +99,21 @@ def write_page(
         text: what the reader must know of the numbers, in plain text.
         table: the numbers.
         above, below: HTML before the text and after the table of the page, such as pictures.
+        sections: what else is to be read, after the numbers.
         suffixes: which of the three are wanted.
 
     Returns:
         The files written.
     """
     content = {
-        ".md": lambda: "\n".join([f"# {title}", "", text, "", table.to_markdown(), ""]),
+        ".md": lambda: (
+            "\n\n".join([f"# {title}", text, table.to_markdown(), *(s.to_markdown() for s in sections)]) + "\n"
+        ),
         ".csv": table.to_csv,
-        ".html": lambda: page(title, f"{above}<p>{html.escape(text)}</p>{table.to_html()}{below}"),
+        ".html": lambda: page(
+            title,
+            f"{above}<p>{html.escape(text)}</p>{table.to_html()}{below}{''.join(s.to_html() for s in sections)}",
+        ),
     }
     paths = []
     for suffix in suffixes:

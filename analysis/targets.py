@@ -16,7 +16,7 @@ class Target:
         kind: which renderer draws it.
         title: the page's heading.
         data: ``imagenet``, or ``demo`` for the embedded scenes.
-        tasks: a run is MODEL-TASK; what is drawn are the runs of the first task.
+        tasks: a run is MODEL-TASK; what is drawn are the runs of the first task. None where nothing is run for it.
         models: in the order in which they are shown.
         labels: model -> ``label``, ``mixer`` and ``training``.
         options: what the kind asks for besides.
@@ -37,6 +37,8 @@ class Target:
 
     def found(self, runs: Path) -> list[Run]:
         """Its models' runs in the folder ``runs``, as far as they are there."""
+        if not self.tasks:
+            return []
         every = (find_run(runs / f"{model}-{self.tasks[0]}") for model in self.models)
         return [run for run in every if run is not None]
 

@@ -309,8 +309,12 @@ class MixingBackbone(Backbone):
         """
 
     @abstractmethod
-    def decompose(self, images: Tensor, blocks: Sequence[int] = (-1,)) -> list[list[Any]]:
-        """Y = MX of each direction of several blocks' mixers, in one pass; see :class:`~backbones.mixers.Mixing`."""
+    def decompose(self, images: Tensor, blocks: Sequence[int] = (-1,), max_heads: int | None = None) -> list[list[Any]]:
+        """Y = MX of each direction of several blocks' mixers, in one pass; see :class:`~backbones.mixers.Mixing`.
+
+        Matrices are large, 8 MiB a head at 1,026 tokens in float64: ``max_heads`` takes at most so many of each mixer,
+        spread evenly over all.
+        """
 
     def mixes_tokens(self) -> bool:
         """Whether this model has such matrices; where it has not, the methods above raise ValueError."""

@@ -105,13 +105,17 @@ class SequenceBackbone(MixingBackbone):
     def forward_intermediates(
         self, images: Tensor, n: int | Sequence[int] = 1, stream: Stream = "published"
     ) -> list[Features]:
+        sequences, layout = self.forward_sequences(images, n, stream)
+        return [layout.split(tokens) for tokens in sequences]
+
+    def forward_sequences(
+        self, images: Tensor, n: int | Sequence[int] = 1, stream: Stream = "published"
+    ) -> tuple[list[Tensor], Layout]:
+        """:meth:`forward_intermediates` before it is sorted: (B, L, D) of each block, and where things stand in it."""
         wanted, read = self.block_indices(n), self.resolve_stream(stream)
         x, layout = self._embed(images)
-        return [
-            layout.split(self._final_norm(getattr(trace, read)))
-            for i, trace in enumerate(self._traces(x))
-            if i in wanted
-        ]
+        found = [self._final_norm(getattr(trace, read)) for i, trace in enumerate(self._traces(x)) if i in wanted]
+        return found, layout
 
     def inspect(
         self, images: Tensor, blocks: Sequence[int] = (-1,), mixing: bool = True, stream: Stream = "published"
@@ -140,13 +144,15 @@ class SequenceBackbone(MixingBackbone):
         trace = next(trace for i, trace in enumerate(self._traces(x)) if i == wanted)
         return trace.mixer.mixing(trace.mixer_input)
 
-    def decompose(self, images: Tensor, blocks: Sequence[int] = (-1,)) -> list[list[Mixing]]:
+    def decompose(
+        self, images: Tensor, blocks: Sequence[int] = (-1,), max_heads: int | None = None
+    ) -> list[list[Mixing]]:
         wanted = [self.block_index(b) for b in blocks]
         x, _ = self._embed(images)
         parts = {}
         for i, trace in enumerate(self._traces(x)):
             if i in wanted:
-                parts[i] = trace.mixer.decompose(trace.mixer_input)
+                parts[i] = trace.mixer.decompose(trace.mixer_input, max_heads)
         return [parts[i] for i in wanted]
 
     # ---- checkpoints --------------------------------------------------------------------------------------

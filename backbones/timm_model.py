@@ -280,7 +280,7 @@ class TimmModel(MixingBackbone):
             self.logits(images)
         return watch.maps[wanted]
 
-    def decompose(self, images: Tensor, blocks: Sequence[int] = (-1,)) -> list[list[Any]]:
+    def decompose(self, images: Tensor, blocks: Sequence[int] = (-1,), max_heads: int | None = None) -> list[list[Any]]:
         """Always a ValueError: timm's attention does not give its values away."""
         raise ValueError(f"timm's {type(self.model).__name__} does not take its attention apart into Y = MX")
 

@@ -25,6 +25,8 @@ class Layout(NamedTuple):
     """(T) positions of the tokens the embedding is the mean of."""
     registers: Tensor | None = None
     """(R) positions of the registers, where the family has any."""
+    twin: Tensor | None = None
+    """(1) position of a class token that stands in the sequence too and is not read out, where there is one."""
 
     def readout_mean(self, tokens: Tensor) -> Tensor:
         """(B, L, D) to (B, D)."""

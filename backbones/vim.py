@@ -48,8 +48,9 @@ class VisionMamba(MambaStack):
         middle = x.shape[1] // 2
         x = torch.cat([x[:, :middle], cls, x[:, middle:]], 1)
         readout = middle + torch.arange(1, device=x.device)
-        patches = other_positions(x.shape[1], torch.cat([torch.zeros_like(readout), readout]))
-        return x, Layout(grid, patches, readout)
+        first = torch.zeros_like(readout)
+        patches = other_positions(x.shape[1], torch.cat([first, readout]))
+        return x, Layout(grid, patches, readout, twin=first)
 
 
 register_sizes(

@@ -61,10 +61,10 @@ def _wanted(message: str) -> str | None:
     if found and all(text.startswith("Expected a") for text in found[1].split(" - ")):
         return f"{keys}={found[2] or repr('')}; allowed: {_types(found[1])}"
     found = re.search(
-        r'Parser key "[\w.]+": (Expected an? (?:<class|typing\.).+?)\. Got value: (.*?)(?: - Expected |$)', message
+        r'Parser key "[\w.]+": (Expected an? (?:<class|typing\.).+?)\. Got value:(.*?)(?: - Expected |$)', message
     )
     if found:
-        return f"{keys}={found[2]}; allowed: {_types(found[1])}"
+        return f"{keys}={found[2].strip() or repr('')}; allowed: {_types(found[1])}"
     if "Expected a path but  either not accessible" in message:
         return f"{keys} is empty; wanted class_path and init_args, or a file that holds them"
     found = re.search(

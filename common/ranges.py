@@ -57,6 +57,10 @@ TRAINER: dict[str, str] = {
 }  # fmt: skip
 """The same for Lightning's trainer."""
 
+DURATIONS = {"max_time": "DD:HH:MM:SS", "val_check_interval": "a number in (0, inf), or DD:HH:MM:SS"}
+"""Of Lightning's trainer: what may be a time, as text or as the parts of a timedelta."""
+PARTS = ("days", "hours", "minutes", "seconds", "weeks", "milliseconds", "microseconds")
+
 SEED = "[0, 4294967295]"
 """NumPy's."""
 
@@ -95,6 +99,8 @@ def check_config(config: Mapping[str, Any]) -> None:
     something; naming the key, what was found, and what is allowed."""
     for name, text in TRAINER.items():
         _check(f"trainer.{name}", config.get("trainer", {}).get(name), text)
+    for name, text in DURATIONS.items():
+        _check_duration(f"trainer.{name}", config.get("trainer", {}).get(name), text)
     for part in ("model", "data"):
         _check_class(part, config.get(part))
     for number, callback in enumerate(config.get("trainer", {}).get("callbacks") or []):
@@ -148,6 +154,19 @@ def _check(key: str, value: Any, text: str) -> None:
             raise ValueError(f"{key}={value}; allowed: {'each in ' if number is not value else ''}{text}")
 
 
+def _check_duration(key: str, value: Any, text: str) -> None:
+    """ValueError for a time that Lightning would refuse without naming the key, or of no length."""
+    if isinstance(value, str) and not re.fullmatch(r"\d+:\d\d:\d\d:\d\d", value.strip()):
+        raise ValueError(f"{key}={value!r}; allowed: {text}, days first")
+    if isinstance(value, str) and not re.search("[1-9]", value):
+        raise ValueError(f"{key}={value!r}: no time at all; allowed: {text}")
+    if isinstance(value, Mapping):
+        if not value or not set(value) <= set(PARTS):
+            raise ValueError(f"{key}={dict(value)}; allowed: numbers called {', '.join(PARTS[:4])}, or {text}")
+        if not sum(value.values()) > 0:
+            raise ValueError(f"{key}={dict(value)}: no time at all; allowed: {text}")
+
+
 def _numbers(value: Any) -> Iterator[int | float]:
     if isinstance(value, list | tuple):
         for inner in value:
@@ -179,7 +198,8 @@ def as_markdown() -> str:
         "",
         "| of `trainer` | range |",
         "| --- | --- |",
-        *(f"| `{name}` | {text} |" for name, text in sorted(TRAINER.items())),
+        *(f"| `{name}` | {text} |" for name, text in sorted(TRAINER.items()) if name not in DURATIONS),
+        *(f"| `{name}` | {text}; or numbers called {', '.join(PARTS[:4])} |" for name, text in DURATIONS.items()),
         "",
         f"`seed_everything` is in {SEED}.",
     ]

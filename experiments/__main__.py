@@ -82,7 +82,8 @@ def describe(runs: Sequence[RunSpec], own: Sequence[RunSpec], names: Sequence[st
         after = f", after {', '.join(str(need.folder) for need in run.needs)}" if run.needs else ""
         lines.append(f"# {number}{run.folder}{after}{', done' if run.finished else ''}")
         lines.append(f"# error: {run.lacks}" if run.lacks else run.shown(launch))
-    lines.append(f"# {' '.join(names)}: {len(own)} runs of its own, --array=0-{len(own) - 1}")
+    array = f", --array=0-{len(own) - 1}" if own else ""
+    lines.append(f"# {' '.join(names)}: {len(own)} runs of its own{array}")
     lines.append(f"# shown: {len(runs)} runs, {sum(run.finished for run in runs)} of them done")
     return "\n".join(lines)
 
@@ -112,9 +113,8 @@ def main(args: Sequence[str]) -> None:
     chosen = own
     if given.index is not None:
         if not 0 <= given.index < len(own):
-            raise ValueError(
-                f"task {given.index}, but {' '.join(given.targets)} has {len(own)} runs: --array=0-{len(own) - 1}"
-            )
+            allowed = f": --array=0-{len(own) - 1}" if own else ", and needs no array"
+            raise ValueError(f"task {given.index}, but {' '.join(given.targets)} has {len(own)} runs{allowed}")
         chosen = [own[given.index]]
     runs, launch = in_order(chosen), shlex.split(given.launch)
     if given.dry_run:

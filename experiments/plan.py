@@ -59,6 +59,11 @@ def targets(names: Sequence[str], settings: Settings) -> list[Target]:
         if not configs.find(f"backbone/{spec.model(model).backbone}.yaml").is_file():
             known = ", ".join(configs.names("backbone"))
             raise ValueError(f"models={model}: there is no backbone/{model}.yaml; there are {known}")
+        if settings.checkpoint and spec.model(model).method is None:
+            raise ValueError(
+                f"models={model} is measured as it was initialised, without checkpoint={settings.checkpoint}: "
+                f"models={spec.model(model).backbone} takes it"
+            )
     data = settings.data or ("imagenet" if settings.roots else None)
     found = spec.targets(names, data, settings.models)
     for target in found:
@@ -122,15 +127,25 @@ class _Planner:
         task = spec.task(name)
         if task.tests_probe is not None:
             return self._test(model, task, task.tests_probe)
+        if task.prints_config:
+            said = self._spec(
+                f"{model}-{name}",
+                task,
+                self._files(model, task),
+                [*_changes(model), "--print_config"],
+                [],
+                log="config.yaml",
+            )
+            return replace(said, needs=())
         files, flags, needs, lacks = self._files(model, task), [], [], ""
         published = _existing(f"paper/{self.target.data}/{model}-weights.yaml")
-        weights = self.settings.checkpoint
-        if weights is None and self.demo:
-            needs.append(self.pretrain(model))
+        weights, method = self.settings.checkpoint, spec.model(model).method
+        if weights is None and self.demo and method is not None:
+            needs.append(self.pretrain(model, method))
             weights = _checkpoint(needs[-1])
         if weights is not None:
             flags += ["--model.init_args.backbone_weights", weights]
-        elif not published and not _is_pretrained(model):
+        elif method is not None and not published and not _is_pretrained(model):
             lacks = (
                 f"no weights for {model}: give CHECKPOINT=path with MODELS={model} (--checkpoint, --models), or write "
                 f"configs/paper/{self.target.data}/{model}-weights.yaml"
@@ -138,31 +153,34 @@ class _Planner:
         if task.needs_probe is not None:
             needs.append(self.run(model, task.needs_probe))
             flags += ["--model.init_args.probe", _checkpoint(needs[-1])]
+        flags = _changes(model) + flags
         return self._spec(f"{model}-{name}", task, [*files, *published], flags, needs, lacks=lacks)
 
     def _test(self, model: str, task: spec.Task, probe: str) -> RunSpec:
         """The final evaluation of a probe: the one that was given, or MODEL-PROBE."""
         needs = [] if self.settings.checkpoint is not None else [self.run(model, probe)]
-        flags = ["--ckpt_path", self.settings.checkpoint or _checkpoint(needs[0])]
+        flags = [*_changes(model), "--ckpt_path", self.settings.checkpoint or _checkpoint(needs[0])]
         return self._spec(f"{model}-{task.name}", task, self._files(model, task), flags, needs)
 
-    def pretrain(self, model: str) -> RunSpec:
+    def pretrain(self, model: str, method: str) -> RunSpec:
         """MODEL-pretrain by the model's method."""
-        task = spec.pretraining(spec.model(model).method)
-        return self._spec(f"{model}-pretrain", task, self._files(model, task), [], [])
+        task = spec.pretraining(method)
+        return self._spec(f"{model}-pretrain", task, self._files(model, task), _changes(model), [])
 
     def before_and_after(self) -> list[RunSpec]:
         """The demo's evaluations of a model as it was initialised and as it was pretrained."""
         if len(self.target.models) != 1:
             raise ValueError(f"{self.target.name}: models={' '.join(self.target.models)}: name one model")
         model = self.target.models[0]
-        task = spec.pretraining(spec.model(model).method)
+        if (method := spec.model(model).method) is None:
+            raise ValueError(f"{self.target.name}: models={model} is not pretrained: {spec.model(model).backbone} is")
+        task = spec.pretraining(method)
         # what people watch: it shows its progress, and has the machine for itself, so everything else comes after it
-        pretrain = self._spec("pretrain", task, self._files(model, task), [], [], log=None)
+        pretrain = self._spec("pretrain", task, self._files(model, task), _changes(model), [], log=None)
         pretrain = replace(pretrain, threads=self.settings.threads or 0)
         weights = {"untrained": [], "pretrained": ["--model.init_args.backbone_weights", _checkpoint(pretrain)]}
         return [
-            self._spec(f"{state}-{task.name}", task, self._files(model, task), flags, [pretrain])
+            self._spec(f"{state}-{task.name}", task, self._files(model, task), _changes(model) + flags, [pretrain])
             for state, flags in weights.items()
             for task in map(spec.task, self.target.tasks)
         ]
@@ -177,7 +195,8 @@ class _Planner:
         files = ["base.yaml", f"task/{task.config}.yaml", f"data/{self._data(task)}.yaml", f"backbone/{backbone}.yaml"]
         if self.demo:
             files.append(f"task/{task.config}_demo.yaml")
-        if self.target.options.get("overlays", True):
+        wanted = self.target.options.get("overlays", True)
+        if task.overlay in wanted if isinstance(wanted, list) else wanted:
             for name in (task.overlay, f"{model}-{task.overlay}"):
                 files += _existing(f"paper/{self.target.data}/{name}.yaml")
         return files
@@ -201,6 +220,14 @@ class _Planner:
 
 def _checkpoint(run: RunSpec) -> str:
     return str(run.folder / "checkpoints" / "last.ckpt")
+
+
+def _changes(model: str) -> list[str]:
+    """Flags for what a model changes of its overlay."""
+    changes = spec.model(model).changes
+    return [
+        word for key, value in changes.items() for word in (f"--model.init_args.backbone.init_args.{key}", str(value))
+    ]
 
 
 def _existing(name: str) -> list[str]:

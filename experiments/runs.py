@@ -61,12 +61,16 @@ class RunSpec:
 
     def command(self, launch: Sequence[str] = ()) -> list[str]:
         """The command line, by this interpreter; ``launch`` starts each run of dinomamba, such as ``srun …``."""
-        launch = launch if self.program == "cli" else ()
+        launch = self._launched_by(launch)
         return [*launch, sys.executable, "-m", self.program, *self.arguments(bool(launch))]
+
+    def _launched_by(self, launch: Sequence[str]) -> Sequence[str]:
+        """Nothing for other programs, and for what only prints: one process is enough, and its output is read."""
+        return launch if self.program == "cli" and "--print_config" not in self.flags else ()
 
     def shown(self, launch: Sequence[str] = ()) -> str:
         """The same as people would type it."""
-        launch = launch if self.program == "cli" else ()
+        launch = self._launched_by(launch)
         program = ["dinomamba"] if self.program == "cli" else ["python", "-m", self.program]
         threads = f"OMP_NUM_THREADS={self.threads} " if self.threads else ""
         return threads + shlex.join([*launch, *program, *self.arguments(bool(launch))])

@@ -1,7 +1,7 @@
 """What ``paper.yaml`` says: data sets, tasks, models and targets."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ class Task:
         overlay: its YAML in configs/paper/DATA, where there is one.
         needs_probe: the task whose probe it takes on to other images.
         tests_probe: the task whose probe it evaluates.
+        prints_config: whether it only says what all its settings are, into config.yaml; without data or weights.
     """
 
     name: str
@@ -42,15 +43,24 @@ class Task:
     overlay: str
     needs_probe: str | None = None
     tests_probe: str | None = None
+    prints_config: bool = False
 
 
 @dataclass(frozen=True)
 class Model:
-    """A model: its overlay in configs/backbone, and the method that pretrains it here (dino, supervised)."""
+    """A model.
+
+    Args:
+        name: as in the names of its runs.
+        backbone: its overlay in configs/backbone.
+        method: what pretrains it here (dino, supervised); None leaves it as it was initialised.
+        changes: arguments of the backbone in place of the overlay's.
+    """
 
     name: str
     backbone: str
-    method: str
+    method: str | None
+    changes: dict[str, Any] = field(default_factory=dict, hash=False)
 
 
 def datasets() -> list[str]:
@@ -71,7 +81,7 @@ def pretraining(method: str) -> Task:
 def model(name: str) -> Model:
     """A model of the file, or one of the user's own, which is an overlay's name and is pretrained by DINO."""
     entry = content()["models"].get(name, {})
-    return Model(name, entry.get("backbone", name), entry.get("method", "dino"))
+    return Model(name, entry.get("backbone", name), entry.get("method", "dino"), entry.get("changes", {}))
 
 
 def names(target: str) -> list[str]:

@@ -4,95 +4,34 @@ Shapes: B images, K maps an image, R registers, h x w patch grid.
 """
 
 import logging
-import zlib
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backbones import Backbone, BlockView, Features, MixingBackbone, Stream
+from backbones import Backbone, BlockView, Features, MixingBackbone, SequenceBackbone, Stream
 from common.collectives import gather_objects, gather_rows
 from common.pictures import pictures
 from lightning_modules.frozen import FrozenBackboneModule
 from lightning_modules.hparams import record_hyperparameters
+from lightning_modules.maps import (
+    CONTROLS,
+    MAP_KINDS,
+    POSITION,
+    SCORES,
+    SHUFFLED,
+    TOKEN,
+    MapName,
+    as_text,
+    block_maps,
+    grid_name,
+    shuffled,
+    token_maps,
+)
 from metrics import BinaryAUC, bootstrap_means, interval, position_map
 
 logger = logging.getLogger(__name__)
-
-MAP_KINDS = ("similarity", "register_similarity", "mixing", "mixing_heads", "register_mixing")
-
-
-def similarity_map(token: Tensor, patches: Tensor) -> Tensor:
-    """Cosine of tokens (B, R, D) and patches (B, D, h, w); (B, R, h, w)."""
-    return torch.einsum("brd,bdhw->brhw", F.normalize(token.float(), dim=-1), F.normalize(patches.float(), dim=1))
-
-
-class MapName(NamedTuple):
-    """Which map of a backbone it is; as text ``block3/head2/mixing``."""
-
-    block: int
-    kind: str
-    """``similarity`` or ``mixing``."""
-    part: str | None = None
-    """``head`` or ``register``, where the map is of one of several."""
-    index: int | None = None
-    stream: str | None = None
-    """The stream that is read, where it is the one beside the published."""
-
-    def __str__(self) -> str:
-        part = "" if self.part is None else f"{self.part}{self.index}/"
-        stream = "" if self.stream is None else f"/{self.stream}"
-        return f"block{self.block}/{part}{self.kind}{stream}"
-
-
-SHUFFLED = MapName(-1, "shuffled")
-"""A control beside the maps of a backbone: the last block's first map with its pixels permuted."""
-POSITION = MapName(-1, "position")
-"""Another: minus the distance to the image's centre, which knows nothing of what is there."""
-CONTROLS = (SHUFFLED, POSITION)
-SCORES = ("auc", "auc_normalized", "auc_of_mean_normalized")
-
-
-def as_text(name: MapName) -> str:
-    """A map's name in tables and files."""
-    return name.kind if name in CONTROLS else str(name)
-
-
-def grid_name(grid: tuple[int, int]) -> str:
-    """What the metric of all maps on a grid is called."""
-    return f"{grid[0]}x{grid[1]}"
-
-
-def block_maps(block: int, view: BlockView, kinds: list[str]) -> dict[MapName, Tensor]:
-    """Maps (B, h, w) of one block, those of ``kinds`` that it has."""
-    features, mixing, register_mixing = view
-    maps: dict[MapName, Tensor] = {}
-    if "similarity" in kinds:
-        maps[MapName(block, "similarity")] = similarity_map(features.cls[:, None], features.patches)[:, 0]
-    if "register_similarity" in kinds and features.registers is not None:
-        each = similarity_map(features.registers, features.patches)
-        maps |= {MapName(block, "similarity", "register", r): each[:, r] for r in range(each.shape[1])}
-    if mixing is not None:
-        if "mixing" in kinds:
-            maps[MapName(block, "mixing")] = mixing.mean((1, 2))
-        if "mixing_heads" in kinds:
-            maps |= {MapName(block, "mixing", "head", h): mixing[:, :, h].mean(1) for h in range(mixing.shape[2])}
-    if "register_mixing" in kinds and register_mixing is not None:
-        count = register_mixing.shape[1]
-        maps |= {MapName(block, "mixing", "register", r): register_mixing[:, r].mean(1) for r in range(count)}
-    return maps
-
-
-def shuffled(scores: Tensor, keys: list[str]) -> Tensor:
-    """Each map (B, h, w) with its pixels permuted by a permutation drawn from the image's key."""
-    flat = scores.flatten(1)
-    orders = []
-    for key in keys:
-        generator = torch.Generator().manual_seed(zlib.crc32(key.encode()))
-        orders.append(torch.randperm(flat.shape[1], generator=generator))
-    return flat.gather(1, torch.stack(orders).to(flat.device)).view_as(scores)
 
 
 class BinaryAUCEvaluation(FrozenBackboneModule):
@@ -108,6 +47,7 @@ class BinaryAUCEvaluation(FrozenBackboneModule):
         maps: kinds of maps; those that the backbone does not have are left out, with a warning:
             ``similarity`` cosine of the CLS feature with each patch's,
             ``register_similarity`` the same of each register,
+            ``token_similarity`` the same of each of ``tokens``,
             ``mixing`` the CLS row of the token-mixing matrix, mean over heads,
             ``mixing_heads`` the same head by head,
             ``register_mixing`` the row of each register, mean over heads.
@@ -118,9 +58,12 @@ class BinaryAUCEvaluation(FrozenBackboneModule):
         backbone_weights, weights_key: see FrozenBackboneModule.
         stream: which stream the similarities read (FrozenBackboneModule); ``both`` scores the published one and, as
             maps of their own, the other.
+        tokens: which tokens ``token_similarity`` reads: ``cls``, the one that is read out; ``first``, Vim's class token
+            at index 0, with position; ``registerN``; ``patchN``, in raster order. None for ``cls``, ``first`` where
+            there is one, and five patches spread evenly.
 
     Raises:
-        ValueError: for unknown kinds, or where the backbone has none of them.
+        ValueError: for unknown kinds or tokens, or where the backbone has none of them.
     """
 
     headline = "val/auc_of_mean_normalized"
@@ -135,6 +78,7 @@ class BinaryAUCEvaluation(FrozenBackboneModule):
         backbone_weights: str | None = None,
         weights_key: str = "teacher",
         stream: Stream | Literal["both"] = "published",
+        tokens: list[str] | None = None,
     ) -> None:
         super().__init__(backbone, backbone_weights, weights_key, "published" if stream == "both" else stream)
         record_hyperparameters(self, "backbone")
@@ -142,12 +86,19 @@ class BinaryAUCEvaluation(FrozenBackboneModule):
         self._other = other if stream == "both" else None
         if not maps or any(kind not in MAP_KINDS for kind in maps):
             raise ValueError(f"model.init_args.maps={maps}; allowed: {', '.join(MAP_KINDS)}")
+        if unknown := [name for name in tokens or [] if not TOKEN.fullmatch(name)]:
+            raise ValueError(f"model.init_args.tokens={unknown[0]}; allowed: cls, first, registerN, patchN")
+        if tokens == []:
+            raise ValueError("model.init_args.tokens is empty; name at least one token, or leave it out")
+        self.tokens = tokens
         self._mixes = isinstance(backbone, MixingBackbone) and backbone.mixes_tokens() and backbone.reads_tokens
         self.maps = [kind for kind in maps if self._mixes or "mixing" not in kind]
         if left_out := [kind for kind in maps if kind not in self.maps]:
             text = f"{type(backbone).__name__} has no rows of a token-mixing matrix: maps={', '.join(left_out)}"
             if not self.maps:
-                raise ValueError(f"model.init_args.backbone={text}; allowed: similarity, register_similarity")
+                raise ValueError(
+                    f"model.init_args.backbone={text}; allowed: similarity, register_similarity, token_similarity"
+                )
             logger.warning("%s are left out", text)
         self.blocks = backbone.block_indices(backbone.depth if blocks == "all" else blocks)
         if not self.blocks:
@@ -174,13 +125,33 @@ class BinaryAUCEvaluation(FrozenBackboneModule):
         named: dict[MapName, Tensor] = {}
         for block, view in zip(self.blocks, views, strict=True):
             named |= block_maps(block, view, self.maps)
-        if self._other is not None:
-            kinds = [kind for kind in self.maps if "similarity" in kind]
-            for block, found in zip(self.blocks, self._read_other(images), strict=False):
-                maps = block_maps(block, BlockView(found), kinds)
-                named |= {name._replace(stream=self._other): scores for name, scores in maps.items()}
+        if "token_similarity" in self.maps:
+            named |= self._token_maps(images, self.stream)
+        if self._other is not None and (kinds := [kind for kind in self.maps if "similarity" in kind]):
+            others: dict[MapName, Tensor] = {}
+            features = self._read_other(images)
+            for block, found in zip(self.blocks, features, strict=False):
+                others |= block_maps(block, BlockView(found), kinds)
+            if features and "token_similarity" in kinds:
+                others |= self._token_maps(images, self._other)
+            named |= {name._replace(stream=self._other): scores for name, scores in others.items()}
         if not named:
             raise ValueError(f"model.init_args.maps={self.maps}: {type(backbone).__name__} has none of these maps")
+        return named
+
+    def _token_maps(self, images: Tensor, stream: Stream) -> dict[MapName, Tensor]:
+        """Maps of ``tokens`` in a stream, in a pass of its own."""
+        backbone, twins = self.backbone, None
+        if isinstance(backbone, SequenceBackbone):
+            sequences, layout = backbone.forward_sequences(images, self.blocks, stream)
+            features = [layout.split(tokens) for tokens in sequences]
+            if layout.twin is not None:
+                twins = [tokens[:, layout.twin[0]] for tokens in sequences]
+        else:
+            features = backbone.forward_intermediates(images, self.blocks, stream)
+        named: dict[MapName, Tensor] = {}
+        for i, (block, found) in enumerate(zip(self.blocks, features, strict=True)):
+            named |= token_maps(block, found, None if twins is None else twins[i], self.tokens)
         return named
 
     def _read_other(self, images: Tensor) -> list[Features]:
@@ -236,13 +207,19 @@ class BinaryAUCEvaluation(FrozenBackboneModule):
     def _keep(self, batch: dict[str, Any], named: dict[MapName, Tensor], count: int) -> dict[str, Any]:
         """The first ``count`` images of a batch with what figures show of them."""
         images = batch["image"][:count]
-        features = self.backbone.forward_intermediates(images, 1, self.stream)[0]
-        return {
-            "keys": batch["key"][:count],
-            "images": self._shown(images),
-            "masks": batch["mask"][:count].cpu().numpy(),
-            "patches": features.patches.float().cpu().numpy(),
-        } | {f"maps/{as_text(name)}": scores[:count].float().cpu().numpy() for name, scores in named.items()}
+        streams = {"patches": self.stream} | ({} if self._other is None else {"patches_other": self._other})
+        return (
+            {
+                "keys": batch["key"][:count],
+                "images": self._shown(images),
+                "masks": batch["mask"][:count].cpu().numpy(),
+            }
+            | {
+                name: self.backbone.forward_intermediates(images, 1, stream)[0].patches.float().cpu().numpy()
+                for name, stream in streams.items()
+            }
+            | {f"maps/{as_text(name)}": scores[:count].float().cpu().numpy() for name, scores in named.items()}
+        )
 
     def on_validation_epoch_end(self) -> None:
         assert self.metrics is not None
@@ -262,14 +239,20 @@ class BinaryAUCEvaluation(FrozenBackboneModule):
         last = self.blocks[-1]
         self._rows = [
             {"map": as_text(name), "block": last if name in CONTROLS else name.block, "part": name.part,
-             "index": name.index, "kind": name.kind, "stream": name.stream or self.stream,
-             "reading": "published" if name.stream is None else "other"} | found[name]
+             "index": name.index, "kind": name.kind, **self._read(name)} | found[name]
             for name in (*self.names, *CONTROLS)
         ]  # fmt: skip
         for row in self._rows:
             self.log_dict({f"maps/{row['map']}/{kind}": row[kind] for kind in SCORES})
         headline = found[self._shuffled_from]["auc_of_mean_normalized"]
         self.log("val/auc_of_mean_normalized", headline, prog_bar=True)
+
+    def _read(self, name: MapName) -> dict[str, str]:
+        """Which stream a map reads, and whether it is the one of the family's published results."""
+        if name.kind != "similarity":  # rows of M and the controls read none
+            return {"stream": self.stream, "reading": "published"}
+        stream = name.stream or self.backbone.resolve_stream(self.stream)
+        return {"stream": stream, "reading": "published" if stream == self.backbone.published_stream else "other"}
 
     def _intervals(self) -> dict[MapName, tuple[float, float]]:
         """Ends of each map's interval of the mean AUC, and the AUC of every image for :meth:`arrays`.
@@ -318,7 +301,8 @@ class BinaryAUCEvaluation(FrozenBackboneModule):
     def arrays(self) -> dict[str, Any]:
         """Of every image, by its key: ``image_keys`` (n), ``image_auc`` (n, K) and ``image_auc_names`` (K), NaN where
         skipped. Of the pictures kept: ``keys``, ``images`` (P, H, W, 3) uint8, ``masks`` (P, H, W), ``map_names``
-        (K), ``maps/NAME`` (P, h, w) of each, ``patches`` (P, D, h, w) of the last block."""
+        (K), ``maps/NAME`` (P, h, w) of each, ``patches`` (P, D, h, w) of the last block; ``patches_other`` in the other
+        stream, where both are read."""
         if not self._kept:
             return self._per_image
         joined = {k: np.concatenate([np.asarray(part[k]) for part in self._kept]) for k in self._kept[0]}

@@ -1,17 +1,6 @@
-"""Ranks of token-mixing matrices: numerical, effective, and of the blocks off the diagonal.
+"""Numerical and effective ranks, and a matrix cut into chunks.
 
-Shapes: ... any leading axes, L tokens, C tokens in a chunk.
-
-What algebra says of Y = MX, and what the functions here measure (see ``rank_bound``):
-
-- softmax attention: M = softmax(Q K^T) may have any rank up to L.
-- linear attention: M = ψ(Q) ψ(K)^T has rank at most d, the channels of a head, and so has every block of it.
-- a scan in one direction: M is triangular, mostly of full rank, but a block that lies wholly to one side of the
-  diagonal is C_i^T exp(sum of decays from j to i) B_j. The decay factors at any token between the block's columns and
-  its rows, so with a scalar decay the decay mask's block is an outer product, of rank exactly 1, and M's block has
-  rank at most 1 · n, the state's size. With Mamba-1's decays, one a state, the same factorisation gives n again.
-- both directions summed: above the diagonal one scan's blocks, below it the other's, each of rank at most n, while
-  the whole may have any rank up to L.
+Shapes: ... any leading axes, L tokens, C tokens in a chunk, K = min(R, S) singular values of R x S.
 """
 
 from collections.abc import Iterator
@@ -20,24 +9,37 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-TOLERANCE = 1e-10
-"""Singular values up to this share of the largest count as zero; in float64, with room for the error of long sums."""
-
 
 def singular_values(matrix: Tensor) -> Tensor:
     """(..., R, S) to (..., min(R, S)) in float64, largest first."""
     return torch.linalg.svdvals(matrix.double())
 
 
-def numerical_rank(values: Tensor, tolerance: float = TOLERANCE) -> Tensor:
-    """How many singular values (..., K) exceed ``tolerance`` times the largest; 0 for a matrix of zeros.
+def rank_threshold(values: Tensor, tolerance: float | None = None, size: int | None = None) -> Tensor:
+    """Up to what singular values (..., K) count as zero; (...).
+
+    ``tolerance`` times the largest of them, and by default max(R, S) · eps of it, eps being float64's, in which
+    :func:`singular_values` computes: the rule of NumPy's and MATLAB's rank. At least max(R, S) times the smallest
+    normal number, since what is smaller than that has no digits left to speak of.
+
+    Args:
+        values: singular values.
+        tolerance: a share of the largest, in place of the rule.
+        size: max(R, S); K, as of a square matrix, unless given.
 
     Raises:
         ValueError: unless 0 <= tolerance < 1.
     """
-    if not 0 <= tolerance < 1:
+    size, float64 = values.shape[-1] if size is None else size, torch.finfo(torch.float64)
+    share = size * float64.eps if tolerance is None else tolerance
+    if not 0 <= share < 1:
         raise ValueError(f"tolerance={tolerance} must be at least 0 and below 1")
-    return (values > tolerance * values.amax(-1, keepdim=True)).sum(-1)
+    return (share * values.amax(-1)).clamp(min=size * float64.tiny)
+
+
+def numerical_rank(values: Tensor, tolerance: float | None = None, size: int | None = None) -> Tensor:
+    """How many singular values (..., K) exceed :func:`rank_threshold`, whose arguments it takes; (...)."""
+    return (values > rank_threshold(values, tolerance, size)[..., None]).sum(-1)
 
 
 def effective_rank(values: Tensor) -> Tensor:

@@ -31,6 +31,12 @@ REFUSED = {
     ),
     "nothing for data": ({"data": ""}, "data is empty; wanted class_path and init_args, or a file that holds them"),
     "nothing for one of a few": ({"trainer": {"precision": ""}}, "trainer.precision=''; allowed: "),
+    "nothing for a word": ({"data": {"init_args": {"view": ""}}}, "data.view=''; allowed: multicrop, probe, features"),
+    "no duration": ({"trainer": {"max_time": "abc"}}, "trainer.max_time='abc'; allowed: DD:HH:MM:SS, days first"),
+    "a part of no duration": (
+        {"trainer": {"val_check_interval": {"a": 1}}}, "trainer.val_check_interval={'a': 1}; allowed: numbers called days",
+    ),
+    "no time at all": ({"trainer": {"max_time": {"hours": 0}}}, "trainer.max_time={'hours': 0}: no time at all"),
     "a mean alone": (
         {"data": {"init_args": {"mean": [0.5, 0.5, 0.5]}}},
         "data.init_args.mean is set and data.init_args.std is not: set both, or leave both out",

@@ -5,7 +5,7 @@ import math
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backbones.mixers.base import Mixing
+from backbones.mixers.base import Mixing, spread
 
 
 class SoftmaxAttention(nn.Module):
@@ -28,11 +28,19 @@ class SoftmaxAttention(nn.Module):
         y = F.scaled_dot_product_attention(*self._qkv(x))
         return self.proj(y.transpose(1, 2).flatten(2))
 
-    def mixing(self, x: Tensor, rows: Tensor | None = None) -> Tensor:
-        q, k, _ = self._qkv(x)
+    def _some(self, x: Tensor, max_heads: int | None) -> tuple[Tensor, ...]:
+        """Queries, keys and values of at most so many heads."""
+        heads = spread(self.num_heads, max_heads, x)
+        return tuple(part[:, heads] for part in self._qkv(x))
+
+    def _matrix(self, q: Tensor, k: Tensor, rows: Tensor | None = None) -> Tensor:
         q = q if rows is None else q[:, :, rows]
         return (q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])).softmax(-1)
 
-    def decompose(self, x: Tensor) -> list[Mixing]:
-        q, k, v = self._qkv(x)
-        return [Mixing("attention", self.mixing(x), v, F.scaled_dot_product_attention(q, k, v))]
+    def mixing(self, x: Tensor, rows: Tensor | None = None) -> Tensor:
+        q, k, _ = self._qkv(x)
+        return self._matrix(q, k, rows)
+
+    def decompose(self, x: Tensor, max_heads: int | None = None) -> list[Mixing]:
+        q, k, v = self._some(x, max_heads)
+        return [Mixing("attention", self._matrix(q, k), v, F.scaled_dot_product_attention(q, k, v))]

@@ -2,7 +2,8 @@
 
 Every mixer maps (B, L, D) to (B, L, D) and offers, for the same input,
 ``mixing(x, rows)``: those rows of its token-mixing matrix M, (B, heads, R, L); all rows where ``rows`` is None;
-``decompose(x)``: Y = MX of each direction, with what the mixer itself gives for Y.
+``decompose(x, max_heads)``: Y = MX of each direction, with what the mixer itself gives for Y; of at most so many heads,
+spread evenly over all, where a number is given.
 """
 
 import math
@@ -26,16 +27,25 @@ class Mixing(NamedTuple):
     """X (B, heads, L, p)."""
     outputs: Tensor
     """Y (B, heads, L, p) less the skip, by the path that the mixer takes; before gating and projection."""
-    decay: Tensor | None = None
-    """The decay mask (B, heads, L, L) of scans with one decay a head, else None."""
+    scores: Tensor | None = None
+    """C_i · B_j dt_j (B, heads, L, L) of scans with one decay a head, else None: M is the decay mask times them."""
+    log_decay: Tensor | None = None
+    """a (B, heads, L) of such scans: the decay mask is exp(a_i - a_j), zero where i comes before j in the scan."""
     width: int | None = None
     """The inner size that bounds ranks: a head's channels for linear attention, the state n for scans."""
 
     def reversed(self) -> "Mixing":
         """The same over the tokens in reverse order: what a scan over reversed tokens is to the tokens themselves."""
-        decay = None if self.decay is None else self.decay.flip(2, 3)
-        flipped = self.matrix.flip(2, 3), self.inputs.flip(2), self.outputs.flip(2), decay
+        scores = None if self.scores is None else self.scores.flip(2, 3)
+        log_decay = None if self.log_decay is None else self.log_decay.flip(2)
+        flipped = self.matrix.flip(2, 3), self.inputs.flip(2), self.outputs.flip(2), scores, log_decay
         return Mixing(self.direction, *flipped, self.width)
+
+
+def spread(heads: int, most: int | None, like: Tensor) -> Tensor:
+    """Numbers of at most ``most`` of the heads, evenly spread (of all where it is None), on ``like``'s device."""
+    some = heads if most is None else min(heads, most)
+    return torch.linspace(0, heads - 1, some, device=like.device).round().long()
 
 
 def untouched(module: nn.Module, kind: type[nn.Module]) -> bool:

@@ -25,18 +25,19 @@ class LinearAttention(SoftmaxAttention):
 
     def _attend(self, x: Tensor) -> Tensor:
         """(B, heads, L, D / heads)."""
-        q, k, v = self._qkv(x)
+        return self._product(*self._qkv(x))
+
+    def _product(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         q, k = self._features(q, k)
         return q @ (k.transpose(-1, -2).to(v.dtype) @ v).to(q.dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.proj(self._attend(x).transpose(1, 2).flatten(2))
 
-    def mixing(self, x: Tensor, rows: Tensor | None = None) -> Tensor:
-        q, k, _ = self._qkv(x)
+    def _matrix(self, q: Tensor, k: Tensor, rows: Tensor | None = None) -> Tensor:
         q, k = self._features(q, k)
         return (q if rows is None else q[:, :, rows]) @ k.transpose(-1, -2)
 
-    def decompose(self, x: Tensor) -> list[Mixing]:
-        v = self._qkv(x)[2]
-        return [Mixing("attention", self.mixing(x), v, self._attend(x), width=v.shape[-1])]
+    def decompose(self, x: Tensor, max_heads: int | None = None) -> list[Mixing]:
+        q, k, v = self._some(x, max_heads)
+        return [Mixing("attention", self._matrix(q, k), v, self._product(q, k, v), width=v.shape[-1])]

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backbones.mixers.base import Mixing, convolved, initial_dt_bias, untouched
+from backbones.mixers.base import Mixing, convolved, initial_dt_bias, spread, untouched
 from backbones.ops import selective_scan, selective_scan_matrix
 from common.precision import at_least_float32
 
@@ -21,6 +21,10 @@ class SelectiveInputs(NamedTuple):
     B: Tensor  # (b,l,n)
     C: Tensor  # (b,l,n)
     D: Tensor  # (d)
+
+    def of_channels(self, some: Tensor) -> "SelectiveInputs":
+        """The same of some channels."""
+        return SelectiveInputs(self.x[..., some], self.dt[..., some], self.A[some], self.B, self.C, self.D[some])
 
 
 class BidirectionalMamba1(nn.Module):
@@ -95,8 +99,10 @@ class BidirectionalMamba1(nn.Module):
         skip = ((forward.D + backward.D) / 2)[:, None, None] * F.one_hot(rows, length).to(M.dtype)
         return M + skip
 
-    def decompose(self, u: Tensor) -> list[Mixing]:
+    def decompose(self, u: Tensor, max_heads: int | None = None) -> list[Mixing]:
         _, *both = self._scan_inputs(u)
+        some = spread(both[0].x.shape[2], max_heads, u)
+        both = [inputs.of_channels(some) for inputs in both]
         forward, backward = (  # a channel is a head of width 1
             Mixing(
                 direction, selective_scan_matrix(*inputs[1:5]), inputs.x.transpose(1, 2)[..., None],

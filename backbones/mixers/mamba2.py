@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backbones.mixers.base import Mixing, convolved, initial_dt_bias, untouched
+from backbones.mixers.base import Mixing, convolved, initial_dt_bias, spread, untouched
 from backbones.ops import (
     BACKENDS,
     Directions,
@@ -19,7 +19,9 @@ from backbones.ops import (
     recomputed,
     ssd,
     ssd_decay,
+    ssd_log_decay,
     ssd_matrix,
+    ssd_scores,
 )
 from common.precision import at_least_float32
 
@@ -43,6 +45,12 @@ class ScanInputs(NamedTuple):
     def matrix(self, rows: Tensor) -> Tensor:
         """Those rows of the scan's token-mixing matrix, without D; (b,h,r,l)."""
         return ssd_matrix(self.dt, self.A, self.B, self.C, rows)
+
+    def of_heads(self, heads: Tensor) -> "ScanInputs":
+        """The same of some heads, each with B and C of its own."""
+        group = heads // (self.x.shape[2] // self.B.shape[2])
+        x, dt = self.x[:, :, heads], self.dt[:, :, heads]
+        return ScanInputs(x, dt, self.A[heads], self.B[:, :, group], self.C[:, :, group], self.D[heads])
 
 
 class BidirectionalMamba2(nn.Module):
@@ -211,17 +219,22 @@ class BidirectionalMamba2(nn.Module):
         skip = ((self.D + self.D_b) / 2)[:, None, None] * F.one_hot(rows, length).to(M.dtype)
         return M + skip
 
-    def decompose(self, u: Tensor) -> list[Mixing]:
-        _, *both = self._scan_inputs(u)
+    def decompose(self, u: Tensor, max_heads: int | None = None) -> list[Mixing]:
+        heads = spread(self.heads, max_heads, u)
         forward, backward = (
-            Mixing(
-                direction, ssd_matrix(*inputs[1:5]), inputs.x.transpose(1, 2),
-                ssd(*inputs[:5], None, self.chunk_size, self._scan_backend).transpose(1, 2),
-                ssd_decay(inputs.dt, inputs.A), self.d_state,
-            )
-            for direction, inputs in zip(("forward", "backward"), both, strict=True)
-        )  # fmt: skip
+            self._mixing_of(direction, inputs.of_heads(heads))
+            for direction, inputs in zip(("forward", "backward"), self._scan_inputs(u)[1:], strict=True)
+        )
         return [forward, backward.reversed()]
+
+    def _mixing_of(self, direction: str, inputs: ScanInputs) -> Mixing:
+        """In the order in which the scan reads its tokens."""
+        x, dt, A, B, C, _ = inputs
+        scores, y = ssd_scores(dt, B, C), ssd(x, dt, A, B, C, None, self.chunk_size, self._scan_backend)
+        return Mixing(
+            direction, scores * ssd_decay(dt, A), x.transpose(1, 2), y.transpose(1, 2), scores, ssd_log_decay(dt, A),
+            self.d_state,
+        )  # fmt: skip
 
 
 @cache

@@ -73,20 +73,29 @@ def ssd_recurrent(
     return y.to(x.dtype)
 
 
+def ssd_log_decay(dt: Tensor, A: Tensor) -> Tensor:
+    """a_i, the sum of dt_k A over k <= i; (b, h, l). The decay mask is exp(a_i - a_j) for j <= i."""
+    return torch.cumsum(at_least_float32(dt) * A, 1).transpose(1, 2)
+
+
 def ssd_decay(dt: Tensor, A: Tensor, rows: Tensor | None = None) -> Tensor:
     """The decay mask exp(sum_{j<k<=i} dt_k A) for j <= i, else 0; (b, h, l, l), or (b, h, r, l) for ``rows`` (r)."""
-    cum = torch.cumsum(at_least_float32(dt) * A, 1).transpose(1, 2)  # b h l
-    length = dt.shape[1]
+    cum, length = ssd_log_decay(dt, A), dt.shape[1]
     index = torch.arange(length, device=dt.device) if rows is None else rows
     above = torch.arange(length, device=dt.device)[None, :] > index[:, None]
     return (cum[:, :, index, None] - cum[:, :, None, :]).masked_fill(above, float("-inf")).exp()
 
 
-def ssd_matrix(dt: Tensor, A: Tensor, B: Tensor, C: Tensor, rows: Tensor | None = None) -> Tensor:
-    """The token-mixing matrix M of Y = MX, without the skip D; (b, h, l, l), or (b, h, r, l) for ``rows`` (r)."""
+def ssd_scores(dt: Tensor, B: Tensor, C: Tensor, rows: Tensor | None = None) -> Tensor:
+    """C_i · B_j dt_j, what the decay mask is multiplied with; (b, h, l, l), or (b, h, r, l) for ``rows`` (r)."""
     C = C if rows is None else C[:, rows]
     scores = torch.einsum("brgn,blgn->bgrl", C, B).repeat_interleave(dt.shape[2] // B.shape[2], 1)
-    return scores * ssd_decay(dt, A, rows) * dt.transpose(1, 2)[:, :, None, :]
+    return scores * dt.transpose(1, 2)[:, :, None, :]
+
+
+def ssd_matrix(dt: Tensor, A: Tensor, B: Tensor, C: Tensor, rows: Tensor | None = None) -> Tensor:
+    """The token-mixing matrix M of Y = MX, without the skip D; (b, h, l, l), or (b, h, r, l) for ``rows`` (r)."""
+    return ssd_scores(dt, B, C, rows) * ssd_decay(dt, A, rows)
 
 
 def _least(dtype: torch.dtype) -> float:

@@ -2,6 +2,7 @@
 
 import csv
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -17,26 +18,82 @@ def table(runs, target="table1", data="imagenet", models=()):
 
 def test_ours_beside_the_papers(tmp_path):
     counts = {"backbone_passes_per_training_image": 1.0}
-    write_run(tmp_path, "vim_small", "table1", [head(3, best=0.75), head(4, best=0.781, last=0.78)], counts=counts)
+    mine = [head(3, best=0.75), head(4, best=0.781, last=0.78, lr=0.002, wd=0.001), head(4, best=0.7, lr=0.001)]
+    write_run(tmp_path, "vim_small", "table1", mine, counts=counts)
     rows = table(tmp_path)
-    assert len(rows) == 9
-    by = {(r["name"], r["what"].split(" of the ")[-1].split(",")[0]): r for r in rows}
-    ours = by["vim_small", "last 4 blocks"]
-    assert ours["ours"] == pytest.approx(78.1) and ours["published"] == 77.4
-    assert ours["difference"] == pytest.approx(0.7) and ours["last"] == pytest.approx(78.0)
-    assert ours["images"] == 50_000 and ours["weights"] == "w.pth (flat)" and ours["date"] == "2026-11-28"
-    assert ours["config"] == "vim_small-table1/config.yaml" and ours["parameters"] == 4_000
+    assert len(rows) == 11  # the paper's nine, one of them with two heads, and ours that it has no number for
+    three, four, own = (row for row in rows if row["name"] == "vim_small")
     assert (
-        by["vim_small", "last 3 blocks"]["published"] is None and "difference" not in by["vim_small", "last 3 blocks"]
+        four["ours"] == pytest.approx(78.1) and four["published"] == 77.4 and four["difference"] == pytest.approx(0.7)
     )
-    assert sum(r["state"] == "not run" for r in rows) == 7
-    assert by["mambar_base", "last 8 blocks"]["published"] == 78.5
+    assert four["last"] == pytest.approx(78.0) and four["images"] == 50_000 and four["weights"] == "w.pth (flat)"
+    assert four["config"] == "vim_small-table1/config.yaml" and four["parameters"] == 4_000
+    assert four["date"] == "2026-11-28" and four["paper_head"] == 2.0 and four["paper_width"] == 512
+    assert three["published"] == 76.7 and three["difference"] == pytest.approx(-1.7)
+    assert own["published"] is None and "difference" not in own and own["ours"] == pytest.approx(70)
+    assert sum(r["state"] == "not run" for r in rows) == 8
+    (vim,) = (row for row in rows if row["name"] == "vim_base" and row["n_last_blocks"] == 8)
+    assert vim["published"] == 78.3 and vim["remark"] == "Dino-Mamba's README: 78.1"
     page = (tmp_path / "table1.html").read_text()
-    assert "78.1" in page and "+0.7" in page and "not run" in page and "50,000" in page and "not known here" in page
-    assert "backbone once per epoch" in page and "01234567" in page
+    for text in (
+        "78.1",
+        "+0.7",
+        "not run",
+        "50,000",
+        "none",
+        "77.4 [?]",
+        "is our inference",
+        "78.3, the authors",
+        "01234567",
+    ):
+        assert text in page, text
+    assert "backbone once per epoch" in page
     with (tmp_path / "table1.csv").open() as file:
-        assert len(list(csv.DictReader(file))) == 9
+        assert len(list(csv.DictReader(file))) == 11
     assert "| Vim-S | DINO |" in (tmp_path / "table1.md").read_text()
+    assert "- For Vim-B with 8 blocks" in (tmp_path / "table1.md").read_text()
+
+
+def test_a_cell_of_table_5_stands_in_each_of_its_parts(tmp_path):
+    write_run(tmp_path, "vim_small", "table5", [head(4, best=0.78, lr=0.001, wd=0.001), head(1, best=0.7, lr=0.001)])
+    rows = table(tmp_path, "table5")
+    assert [row["part"].split(",")[0] for row in rows] == ["blocks read"] * 8 + ["weight decay"] * 4 + [
+        "learning rate"
+    ] * 4
+    ours = [(row["part"].split(",")[0], row["published"], row["inferred"]) for row in rows if row.get("ours")]
+    assert ours == [("blocks read", 71.8, True), ("weight decay", 77.3, False), ("learning rate", 77.3, False)]
+    assert "last 2 blocks, lr 0.0005, wd 0.001" in {row["what"] for row in rows if row["state"] == "not run"}
+
+
+def test_each_set_of_table_4_has_its_number(tmp_path):
+    rows = [{"set": s, "top1": 0.25, "images": 9, "classes": "all", "head": "n4"} for s in ("sketch", "a")]
+    write_run(tmp_path, "vit_base", "table4", rows)
+    found = {row["set"]: row for row in table(tmp_path, "table4") if row["name"] == "vit_base"}
+    assert found["sketch"]["published"] == 25.5 and found["sketch"]["difference"] == pytest.approx(-0.5)
+    assert "below Vim-B's 27.6" in found["sketch"]["remark"]
+    assert found["a"]["published"] == 15.4 and found["r"]["published"] == 38.0 and found["r"]["state"] == "not run"
+    assert len(table(tmp_path, "table4")) == 21
+
+
+def test_tables_without_a_task_show_the_papers_numbers(tmp_path):
+    rows = table(tmp_path, "table2")
+    assert [(r["model"], r["what"], r["published"], r["state"]) for r in rows[:2]] == [
+        ("LinearViT-B", "mIoU", 29.2, "not run"), ("LinearViT-B", "mAcc", 38.7, "not run"),
+    ]  # fmt: skip
+    assert "there is no task for these numbers here yet" in (tmp_path / "table2.html").read_text()
+    assert len(table(tmp_path, "table3")) == 36
+    demo = table(tmp_path / "demo", "table2", "demo")
+    assert [row["state"] for row in demo] == ["not run"] * 3 and "published" not in demo[0]
+
+
+def test_a_task_is_all_that_they_lack(tmp_path):
+    target = replace(spec.target("table2", "imagenet"), tasks=("segmentation",))
+    write_run(tmp_path, "vim_base", "segmentation", [{"metric": "mIoU", "value": 0.39, "images": 2_000}])
+    renderers.draw(target, tmp_path)
+    rows = json.loads((tmp_path / "table2.json").read_text())["rows"]
+    (mine,) = (row for row in rows if row.get("ours"))
+    assert (mine["name"], mine["metric"], mine["published"]) == ("vim_base", "mIoU", 38.0)
+    assert mine["difference"] == pytest.approx(1.0) and mine["images"] == 2_000
 
 
 def test_a_complete_row_outlives_partial_and_missing_runs(tmp_path):
@@ -63,7 +120,7 @@ def test_robustness_and_embedded_data(tmp_path):
     found = table(tmp_path, "table4", "demo")
     ours = next(r for r in found if r["name"] == "vim_demo")
     assert ours["what"] == "a, among 200 classes, probe n4" and ours["ours"] == 25.0 and ours["images"] == 7_500
-    assert [r["name"] for r in found if r["state"] == "not run"] == ["vit_demo", "linear_vit_demo", "mambar_demo"]
+    assert [r["name"] for r in found if r["state"] == "not run"] == ["linear_vit_demo", "vit_demo", "mambar_demo"]
     assert "nothing here compares with the paper" in (tmp_path / "table4.html").read_text()
 
 

@@ -8,7 +8,10 @@ import configs
 from experiments import plan, spec
 from tests.test_configs import holds
 
-TARGETS = {"imagenet": ["paper", "evaluate"], "demo": ["paper", "evaluate", "study", "demo"]}
+TARGETS = {
+    "imagenet": ["paper", "evaluate", "ranks512"],
+    "demo": ["paper", "evaluate", "study", "demo", "ranks512", "states"],
+}
 EVERY = [
     run for data, names in TARGETS.items() for run in plan.plan(names, plan.Settings(data=data)) if run.program == "cli"
 ]

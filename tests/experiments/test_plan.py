@@ -7,27 +7,31 @@ from pathlib import Path
 import pytest
 
 import configs
+from analysis.published import read
 from experiments import plan, spec
 from experiments.plan import DEMO_DATA, DEMO_ROBUSTNESS, Settings
 
 PAPER = [
-    "table1", "table4", "table5", "table6", "figure1", "figure4a", "figure4b", "figure4c", "figure4d", "figure4e", "figure4f",
-    *(f"figure{n}" for n in range(5, 13)), "ranks",
+    *(f"table{n}" for n in range(1, 7)), "figure1", "figure2", "figure3",
+    "figure4a", "figure4b", "figure4c", "figure4d", "figure4e", "figure4f", *(f"figure{n}" for n in range(5, 14)), "ranks",
 ]  # fmt: skip
 EVERY = [(name, data) for name, entry in spec.content()["targets"].items() for data in entry["models"]]
 SIZES = {  # runs of a target's own, and with what they need
     "imagenet": {
-        "table1": (6, 6), "table4": (6, 12), "table5": (1, 1), "table6": (1, 1), "figure1": (3, 3), "figure4": (21, 21),
-        "figure4a": (13, 13), "figure4b": (2, 2), "figure4c": (6, 6), "figure4d": (2, 2), "figure4e": (4, 4),
-        "figure4f": (3, 3), "figure5": (2, 2), "figure6": (2, 2), "figure7": (1, 1), "figure8": (1, 1), "figure9": (2, 2),
-        "figure10": (1, 1), "figure11": (1, 1), "figure12": (4, 4), "ranks": (3, 3), "paper": (38, 38), "evaluate": (1, 2),
+        "table1": (7, 7), "table2": (0, 0), "table3": (0, 0), "table4": (3, 6), "table5": (1, 1), "table6": (1, 1),
+        "figure1": (3, 3), "figure2": (0, 0), "figure3": (1, 1), "figure4": (21, 21), "figure4a": (13, 13),
+        "figure4b": (2, 2), "figure4c": (6, 6), "figure4d": (2, 2), "figure4e": (4, 4), "figure4f": (3, 3),
+        "figure5": (6, 6), "figure6": (5, 5), "figure7": (1, 1), "figure8": (1, 1), "figure9": (3, 3), "figure10": (3, 3),
+        "figure11": (6, 6), "figure12": (3, 3), "figure13": (1, 1), "ranks": (3, 3), "paper": (38, 38), "evaluate": (1, 2),
+        "ranks512": (6, 6),
     },
     "demo": {
-        "table1": (4, 9), "table4": (4, 14), "table5": (1, 3), "table6": (1, 3), "figure1": (3, 7), "figure4": (9, 18),
-        "figure4a": (5, 11), "figure4b": (2, 5), "figure4c": (2, 5), "figure4d": (2, 4), "figure4e": (4, 9),
-        "figure4f": (3, 7), "figure5": (2, 5), "figure6": (2, 5), "figure7": (1, 3), "figure8": (1, 3), "figure9": (2, 5),
-        "figure10": (1, 3), "figure11": (1, 3), "figure12": (4, 9), "ranks": (3, 7), "paper": (22, 32), "demo": (6, 8),
-        "study": (36, 46), "evaluate": (1, 4),
+        "table1": (4, 9), "table2": (0, 0), "table3": (0, 0), "table4": (4, 14), "table5": (1, 3), "table6": (1, 3),
+        "figure1": (3, 7), "figure2": (0, 0), "figure3": (1, 3), "figure4": (10, 20), "figure4a": (7, 15),
+        "figure4b": (2, 5), "figure4c": (2, 5), "figure4d": (2, 4), "figure4e": (4, 9), "figure4f": (3, 7),
+        "figure5": (6, 13), "figure6": (4, 9), "figure7": (1, 3), "figure8": (1, 3), "figure9": (2, 5), "figure10": (3, 7),
+        "figure11": (6, 13), "figure12": (3, 7), "figure13": (1, 1), "ranks": (3, 7), "paper": (25, 36), "demo": (6, 8),
+        "study": (36, 46), "evaluate": (1, 4), "ranks512": (6, 10), "states": (20, 26),
     },
 }  # fmt: skip
 
@@ -55,7 +59,13 @@ def test_size_and_order(target, data):
 
 
 def test_every_target_is_whole():
-    assert {name for name, _ in EVERY} == set(PAPER) | {"demo", "study", "evaluate"} and spec.names("paper") == PAPER
+    assert {name for name, _ in EVERY} == set(PAPER) | {
+        "demo",
+        "study",
+        "evaluate",
+        "ranks512",
+        "states",
+    } and spec.names("paper") == PAPER
     assert {(t, d) for d, sizes in SIZES.items() for t in sizes} == {*EVERY} | {
         (t, d) for t in ("paper", "figure4") for d in SIZES
     }
@@ -63,9 +73,8 @@ def test_every_target_is_whole():
     for name, data in EVERY:
         target = spec.target(name, data)
         assert set(target.models) <= set(models), name
-        for row in target.options.get("published", []):
-            assert row["model"] in spec.target(name, "imagenet").models, name
-            assert "top1" not in row or row["source"], name
+        for number in read(target.options.get("published", [])):
+            assert number.model in spec.target(name, "imagenet").models, name
 
 
 @pytest.mark.parametrize("data", SIZES)
@@ -76,6 +85,10 @@ def test_files_flags_and_needs(target, data):
         if run.program != "cli":
             continue
         model, _, task = run.name.rpartition("-")
+        if task == "outline":  # says its settings, and needs nothing
+            assert run.flags[-1] == "--print_config" and not run.needs and run.log == "config.yaml"
+            assert run.command(["srun"])[0] != "srun" and "--ckpt_path" not in run.command(["srun"])
+            continue
         supervised = model.endswith("_supervised")
         assert f"backbone/{model.removesuffix('_supervised')}.yaml" == run.configs[3]
         assert run.configs[:3] == ("base.yaml", run.configs[1], run.configs[2])
@@ -92,6 +105,7 @@ def test_files_flags_and_needs(target, data):
         assert run.verb == {
             "pretrain": "fit",
             "auc": "validate",
+            "tokens": "validate",
             "ranks": "validate",
             "table4": "validate",
             "test": "test",
@@ -138,6 +152,13 @@ def test_what_the_user_gives():
     assert data == DEMO_DATA and ranks.needs == (DEMO_DATA,) and not flag(ranks, "--data.init_args.root")
 
 
+def test_arrays_that_are_documented_are_whole():
+    last = len(plan.requested(["table1"], Settings())) - 1
+    for name in ("README.md", "slurm/table.sbatch"):
+        text = (configs.ROOT.parent / name).read_text()
+        assert f"--array=0-{last} slurm/table.sbatch table1" in text, name
+
+
 def test_demo():
     data, pretrain, *evaluations = made("demo", seed=2)
     folder = Path("runs/demo-2")
@@ -162,6 +183,39 @@ def test_study():
     assert all(run.folder.parent.parent == Path("runs/study") for run in runs)
 
 
+@pytest.mark.parametrize("data", ["imagenet", "demo"])
+def test_models_as_they_are_initialised(data):
+    """No weights, and nothing pretrained; images of as many patches as those of the trained models."""
+    runs = [run for run in made("ranks512", data=data) if "_random" in run.name]
+    assert names(runs) == [f"{m}_base_random-ranks512" for m in ("vit", "linear_vit", "vim")]
+    for run in runs:
+        assert run.needs == ((DEMO_DATA,) if data == "demo" else ()) and not run.lacks
+        assert not flag(run, "--model.init_args.backbone_weights") and not any("weights" in f for f in run.configs)
+        assert f"backbone/{run.name.removesuffix('_random-ranks512')}.yaml" in run.configs
+        assert f"paper/{data}/ranks512.yaml" in run.configs
+        assert (f"paper/demo/{run.name}.yaml" in run.configs) == (data == "demo")
+    (vim,) = [run for run in made("ranks512", data="demo") if run.name == "vim_demo-ranks512"]
+    assert flag(vim, "--model.init_args.backbone_weights") == [
+        "runs/paper-demo/vim_demo-pretrain/checkpoints/last.ckpt"
+    ]
+    with pytest.raises(ValueError, match=r"vim_base_random is measured as .* checkpoint=w.pth: models=vim_base takes"):
+        made("ranks512", models=("vim_base_random",), checkpoint="w.pth")
+
+
+def test_states():
+    """Each model is the demo's with another state, in training and in each evaluation; nothing is shortened."""
+    runs = [run for run in made("states") if run != DEMO_DATA]
+    for run in runs:
+        model, _, task = run.name.rpartition("-")
+        assert flag(run, "--model.init_args.backbone.init_args.d_state") == [model.removeprefix("vim_demo_n")]
+        assert "backbone/vim_demo.yaml" in run.configs and run.folder.parent == Path("runs/states")
+        own = [file for file in run.configs if file.startswith("paper/")]
+        assert own == ([f"paper/demo/{task}.yaml"] if task in ("ranks512", "auc_both") else [])
+    assert sorted({flag(run, "--model.init_args.backbone.init_args.d_state")[0] for run in runs}, key=int) == [
+        "16", "32", "64", "128", "256"
+    ]  # fmt: skip
+
+
 def test_evaluate():
     run = made("evaluate")[-1]
     assert run.verb == "test" and flag(run, "--ckpt_path") == ["runs/paper-demo/vim_demo-probe/checkpoints/last.ckpt"]
@@ -182,7 +236,7 @@ def test_evaluate():
         (
             ["table9"],
             {},
-            "no target 'table9'; there are table1, table4, .*, evaluate, figure4 for its parts, and paper",
+            "no target 'table9'; there are table1, table2, .*, evaluate, .*figure4 for its parts, and paper",
         ),
         (
             ["table1"],
@@ -215,3 +269,15 @@ def test_make_shows_without_running(tmp_path):
     words = shlex.split(done.stdout.replace("\\\n", " "))
     assert words[1:4] == ["-m", "experiments", "figure1"] and "--data=demo" in words and f"--runs={tmp_path}" in words
     assert "--args=--x 'a b'" in words
+
+
+@pytest.mark.parametrize("dry", [False, True])
+def test_make_measures_the_cost_of_states_before_it_draws_them(dry, tmp_path):
+    command = ["make", "-n", "-o", ".venv/.ready", "states", f"RUNS={tmp_path}", *(["DRY=1"] if dry else [])]
+    done = subprocess.run(command, cwd=configs.ROOT.parent, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    cost = f"benchmarks/state_size.py --out {tmp_path}/cost.json"
+    assert (cost in done.stdout) == (not dry) and "-m experiments states" in done.stdout.partition(cost)[2 * (not dry)]
+    assert (configs.ROOT.parent / "benchmarks/state_size.py").is_file()
+    (tmp_path / "cost.json").touch()
+    assert cost not in subprocess.run(command, cwd=configs.ROOT.parent, capture_output=True, text=True).stdout

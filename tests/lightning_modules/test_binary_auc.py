@@ -6,6 +6,7 @@ import torch
 
 from backbones import TimmModel, VisionMamba
 from lightning_modules import BinaryAUCEvaluation
+from lightning_modules.maps import similarity_map
 from metrics import binary_auc, position_map
 from tests.lightning_modules.test_over_processes import attach, samples
 
@@ -71,3 +72,53 @@ def test_neither_batches_nor_order_change_a_bit(sizes):
         assert rows[name] == wanted[name]
     assert all(np.array_equal(found[k], arrays[k]) for k in ("image_keys", "image_auc_names"))
     np.testing.assert_allclose(found["image_auc"], arrays["image_auc"], atol=1e-6)
+
+
+def test_which_token_is_read():
+    """Each named token's map is the cosine with its own feature, which its place in the sequence tells."""
+    images, *_ = samples(7)
+    backbone = vim().eval()
+    module = BinaryAUCEvaluation(backbone, ["similarity", "token_similarity"], stream="both")
+    maps = module.named_maps(images)
+    parts = [(name.part, name.index) for name in maps if name.stream is None]
+    patches = [1, 4, 8, 11, 14]  # of 16, spread evenly
+    assert parts == [(None, None), ("first", None), *(("patch", n) for n in patches)]
+    for stream, suffix in (("branch", None), ("residual", "residual")):
+        (tokens,), layout = backbone.forward_sequences(images, 1, stream)
+        at = {(None, None): 8, ("first", None): 0} | {("patch", n): 1 + n + (n >= 7) for n in patches}
+        for (part, index), place in at.items():
+            name = next(k for k in maps if (k.part, k.index, k.stream) == (part, index, suffix))
+            wanted = similarity_map(tokens[:, place : place + 1], layout.split(tokens).patches)[:, 0]
+            torch.testing.assert_close(maps[name], wanted, rtol=0, atol=1e-6)
+            if part == "patch":
+                torch.testing.assert_close(maps[name].flatten(1)[:, index], torch.ones(7), rtol=0, atol=1e-5)
+    first, middle = (maps[k] for k in maps if k.stream is None and k.part in ("first", None))
+    assert not torch.allclose(first, middle)
+
+
+def test_rows_say_what_is_read():
+    kinds = ["token_similarity", "mixing"]
+    rows, _ = score(BinaryAUCEvaluation(vim(), kinds, stream="both", tokens=["first", "patch3"]))
+    read = {name: (row["stream"], row["reading"]) for name, row in rows.items() if row["kind"] == "similarity"}
+    assert read == {
+        "block1/first/similarity": ("branch", "published"),
+        "block1/patch3/similarity": ("branch", "published"),
+        "block1/first/similarity/residual": ("residual", "other"),
+        "block1/patch3/similarity/residual": ("residual", "other"),
+    }
+    rows, _ = score(BinaryAUCEvaluation(vim(), ["similarity"], stream="residual"))
+    assert (rows["block1/similarity"]["stream"], rows["block1/similarity"]["reading"]) == ("residual", "other")
+
+
+@pytest.mark.parametrize(
+    ("tokens", "words"),
+    [
+        (["middle"], "tokens=middle; allowed: cls, first, registerN, patchN"),
+        ([], "tokens is empty"),
+        (["patch16"], r"tokens=patch16: this backbone has none; it has cls, first, patch0\.\.15"),
+        (["register0"], r"tokens=register0: this backbone has none; it has cls, first, patch0"),
+    ],
+)
+def test_tokens_that_are_not_there(tokens, words):
+    with pytest.raises(ValueError, match=words):
+        BinaryAUCEvaluation(vim(), ["token_similarity"], tokens=tokens).named_maps(torch.zeros(1, 3, 16, 16))
