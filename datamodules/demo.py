@@ -1,10 +1,10 @@
-"""The embedded data set: small scenes drawn offline, ten classes told by texture alone, with object masks.
+"""The embedded data set: small scenes drawn offline, ten classes told by their objects, with object masks.
 
-A scene shows a few objects of one class, of random outline, place and size, on a background that looks like ground:
-noise of several octaves through one palette. The class is the objects' texture. Everything else is drawn at random and
-independently of it, each object's by itself: its outline and place, the two colours of its pattern, phase, wavelength,
-and a small rotation. So two crops of a scene have nothing in common but the class, as long as each shows some object,
-and where an object stands says nothing: objects keep no distance from the border.
+A scene shows a few objects of one make, anywhere, on a background that looks like ground. The class is the objects'
+texture; their hue goes with it, but hues of neighbouring classes overlap. What else the objects of a scene have in
+common is drawn at random: wavelength, rotation and polarity (light on dark or dark on light) of the texture. Outlines,
+places and phases are each object's own. The background has one palette for all scenes and says nothing, nor does the
+place: objects stand at the border as often as in the middle.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,13 +19,12 @@ CLASSES = (
 )  # fmt: skip
 OBJECTS = (2, 4)
 """Fewest and most in a scene."""
-TINT = 0.3
-SPREAD = 0.1
-CONTRAST = 0.25
 RADIUS = (17, 24)
-OCTAVES = (3, 6, 12)
+"""Of an object before it is stretched, in pixels."""
 REACH = 36
 """No outline goes further from its origin, in pixels."""
+HUE_SPREAD = 0.07
+"""A scene's hue lies so far from its class's at most, in turns; the classes' are a tenth of a turn apart."""
 GROUND = np.array([[52, 44, 30], [84, 76, 44], [96, 112, 62], [134, 140, 96], [170, 166, 136]]) / 255
 """The background's palette, from its low to its high places."""
 
@@ -52,9 +51,9 @@ def _smooth_noise(rng: np.random.Generator, cells: int, side: int = SIDE) -> np.
 
 def _ground(rng: np.random.Generator) -> np.ndarray:
     """(SIDE, SIDE, 3) background in [0, 1]: noise whose octaves fall as natural images' do, through the palette."""
-    height = sum(_smooth_noise(rng, cells) / cells**0.7 for cells in OCTAVES)
+    height = sum(_smooth_noise(rng, cells) / cells**0.7 for cells in (3, 6, 12))
     height = (height - height.mean()) / height.std()
-    place = np.clip(2 + CONTRAST * height, 0, len(GROUND) - 1.001)
+    place = np.clip(2 + 0.25 * height, 0, len(GROUND) - 1.001)
     low, part = place.astype(int), (place % 1)[..., None]
     return GROUND[low] * (1 - part) + GROUND[low + 1] * part
 
@@ -63,21 +62,27 @@ class _Make(NamedTuple):
     """What the objects of a scene have in common beside their class."""
 
     wavelength: float
+    """Of the texture, in pixels."""
     angle: float
+    """Of the texture, in radians."""
     polarity: int
+    """1 or -1: light and dark change places."""
     hue: float
+    """In turns."""
 
 
 def _make(rng: np.random.Generator, label: int) -> _Make:
+    """A make of a class; hues that are neighbours belong to textures that are not."""
     turn = rng.choice([-1, 1]) * np.pi / 4 if CLASSES[label] == "diagonal stripes" else 0.0
-    return _Make(rng.uniform(9, 14), turn + rng.uniform(-0.15, 0.15), rng.choice([-1, 1]), (3 * label % 10) / 10 + rng.uniform(-SPREAD, SPREAD))
+    hue = 3 * label % len(CLASSES) / len(CLASSES) + rng.uniform(-HUE_SPREAD, HUE_SPREAD)
+    return _Make(rng.uniform(9, 14), turn + rng.uniform(-0.15, 0.15), rng.choice([-1, 1]), hue)
 
 
 def _texture(rng: np.random.Generator, make: _Make, label: int, y: np.ndarray, x: np.ndarray) -> np.ndarray:
     """The class's pattern in [-1, 1] over pixel coordinates centred on the object."""
-    wavelength, angle = make.wavelength, make.angle
-    u = (x * np.cos(angle) + y * np.sin(angle)) * 2 * np.pi / wavelength + rng.uniform(0, 2 * np.pi)
-    v = (y * np.cos(angle) - x * np.sin(angle)) * 2 * np.pi / wavelength + rng.uniform(0, 2 * np.pi)
+    angle, frequency = make.angle, 2 * np.pi / make.wavelength
+    u = (x * np.cos(angle) + y * np.sin(angle)) * frequency + rng.uniform(0, 2 * np.pi)
+    v = (y * np.cos(angle) - x * np.sin(angle)) * frequency + rng.uniform(0, 2 * np.pi)
     name = CLASSES[label]
     if name in ("horizontal stripes", "diagonal stripes"):
         pattern = np.sin(v)
@@ -88,7 +93,7 @@ def _texture(rng: np.random.Generator, make: _Make, label: int, y: np.ndarray, x
     elif name == "dots":
         pattern = (np.cos(u) + np.cos(v) - 0.7) * 1.2
     elif name == "rings":
-        pattern = np.sin(np.hypot(x, y) * 2 * np.pi / wavelength + rng.uniform(0, 2 * np.pi))
+        pattern = np.sin(np.hypot(x, y) * frequency + rng.uniform(0, 2 * np.pi))
     elif name == "grid":
         pattern = (np.maximum(np.cos(u), np.cos(v)) - 0.6) * 2.5
     elif name == "plain":
@@ -115,7 +120,7 @@ def _colours(rng: np.random.Generator, hue: float) -> np.ndarray:
     """(2, 3) a pattern's two colours in [0, 1], one light and one dark, about a hue in turns."""
     hues = hue + rng.uniform(-0.04, 0.04, 2)
     wheel = 0.5 + 0.5 * np.cos(2 * np.pi * (hues[:, None] - np.array([0, 1 / 3, 2 / 3])))
-    light, dark = 0.85 + TINT * (wheel[0] - 0.5), 0.15 + TINT * (wheel[1] - 0.5)
+    light, dark = 0.85 + 0.3 * (wheel[0] - 0.5), 0.15 + 0.3 * (wheel[1] - 0.5)
     return np.stack([dark, light])
 
 
@@ -136,6 +141,8 @@ def draw_scene(label: int, seed: int, index: int) -> Scene:
     scene += rng.normal(0, 0.02, (SIDE, SIDE, 1))
     image = (np.clip(scene, 0, 1) * 255).round().astype(np.uint8)
     return Scene(image, np.where(taken, label + 1, 0).astype(np.uint8), label)
+
+
 def scenes(count: int, seed: int) -> Iterator[Scene]:
     """``count`` scenes, the classes in turn."""
     for index in range(count):
@@ -146,25 +153,25 @@ SHIFTS = ("none", "other", "faint", "strong", "noisy", "negative", "lines")
 
 
 def shifted_scenes(shift: str, classes: Sequence[int], per_class: int) -> Iterator[tuple[np.ndarray, int]]:
-    """(64, 64, 3) uint8 scenes of some classes, the classes in turn, as a test set drawn another way would show them.
+    """(96, 96, 3) uint8 scenes of some classes, the classes in turn, as a test set drawn another way would show them.
 
     Args:
         shift: ``none``; ``other`` scenes; ``faint``, ``strong``: less or more contrast; ``noisy``; ``negative``;
-            ``lines``: dark edges on white.
+            ``lines``: dark edges of the grey scene on white.
         classes: class numbers.
         per_class: scenes of each.
     """
     for index in range(per_class * len(classes)):
         label = classes[index % len(classes)]
         seed = 10 + SHIFTS.index(shift)
-        grey = draw_scene(label, seed, index).image[..., 0].astype(float)
+        scene = draw_scene(label, seed, index).image.astype(float)
         if shift in ("faint", "strong"):
-            grey = 128 + (grey - 128) * (0.5 if shift == "faint" else 1.6)
+            scene = 128 + (scene - 128) * (0.5 if shift == "faint" else 1.6)
         elif shift == "noisy":
-            grey += np.random.default_rng([seed, index]).normal(0, 25, grey.shape)
+            scene += np.random.default_rng([seed, index]).normal(0, 25, scene.shape)
         elif shift == "negative":
-            grey = 255 - grey
+            scene = 255 - scene
         elif shift == "lines":
-            rows, columns = np.gradient(grey)
-            grey = 255 - 6 * np.hypot(rows, columns)
-        yield np.repeat(grey.clip(0, 255).round().astype(np.uint8)[..., None], 3, -1), label
+            rows, columns = np.gradient(scene.mean(-1))
+            scene = np.repeat(255 - 6 * np.hypot(rows, columns)[..., None], 3, -1)
+        yield scene.clip(0, 255).round().astype(np.uint8), label
