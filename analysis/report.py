@@ -190,9 +190,9 @@ images.</p>
 {table.to_html()}
 <p>Binary-AUC scores the cosine of the class feature with each patch's, last block, {report["stream"]} stream,
 against the objects' mask. The same maps with their pixels shuffled score {report["shuffled_auc"]:.3f} in the mean, but
-{report["shuffled_auc_normalized"]:.3f} in the mean of max(AUC, 1−AUC): read that form beside this number. A map that knows
-nothing of the image, minus the distance to its centre, scores {report["position_auc"]:.3f}. The sign of a similarity map is
-free: below 0.5 the objects are the part less like the class feature.</p>
+{report["shuffled_auc_normalized"]:.3f} in the mean of max(AUC, 1−AUC): read that form beside this number. A map that
+knows nothing of the image, minus the distance to its centre, scores {report["position_auc"]:.3f}. The sign of a
+similarity map is free: below 0.5 the objects are the part less like the class feature.</p>
 <h2>Similarity maps</h2>
 {picture(maps, "rows of image, mask, untrained and pretrained similarity map, and overlay")}
 <p>Yellow is high, violet low, each map stretched to its own range.{sign}</p>

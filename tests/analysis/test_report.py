@@ -72,7 +72,7 @@ def test_report(run, capsys):
     sources = re.findall(r'src="([^"]*)"', page)
     assert len(sources) == 2 and all(s.startswith("data:image/png;base64,") for s in sources)
     assert not re.findall(r'(?:href|src)="(?!data:)', page)  # needs no other file
-    assert "Shown negated" in page and "last block, published stream" in page
+    assert "Shown negated" in page and "last block, branch stream" in page
     for name in ("maps.png", "curves.png"):
         assert min(Image.open(run / name).size) > 200
 
