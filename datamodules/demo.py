@@ -1,10 +1,10 @@
 """The embedded data set: small scenes drawn offline, ten classes told by their objects, with object masks.
 
-A scene shows a few objects of one make, anywhere, on a background that looks like ground. The class is the objects'
+A scene shows a few objects of one make, anywhere, on gravel. The class is the objects'
 texture; their hue goes with it, but hues of neighbouring classes overlap. What else the objects of a scene have in
 common is drawn at random: wavelength, rotation and polarity (light on dark or dark on light) of the texture. Outlines,
-places and phases are each object's own. The background has one palette for all scenes and says nothing, nor does the
-place: objects stand at the border as often as in the middle.
+places and phases are each object's own. The background is speckle, as of gravel, of the same mean in all scenes; it says
+nothing, nor does the place: objects stand at the border as often as in the middle.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,8 +25,8 @@ REACH = 36
 """No outline goes further from its origin, in pixels."""
 HUE_SPREAD = 0.07
 """A scene's hue lies so far from its class's at most, in turns; the classes' are a tenth of a turn apart."""
-GROUND = np.array([[52, 44, 30], [84, 76, 44], [96, 112, 62], [134, 140, 96], [170, 166, 136]]) / 255
-"""The background's palette, from its low to its high places."""
+GROUND = np.array([0.485, 0.456, 0.406])
+"""The background's mean colour."""
 
 
 class Scene(NamedTuple):
@@ -49,13 +49,17 @@ def _smooth_noise(rng: np.random.Generator, cells: int, side: int = SIDE) -> np.
     return rows[:, low] * (1 - t) + rows[:, low + 1] * t
 
 
+def _speckle(rng: np.random.Generator) -> np.ndarray:
+    """(SIDE, SIDE) noise of mean 0 and variance 1, of 3 to 12 pixels."""
+    noise = sum(_smooth_noise(rng, cells) / cells**0.5 for cells in (8, 16, 32))
+    return (noise - noise.mean()) / noise.std()
+
+
 def _ground(rng: np.random.Generator) -> np.ndarray:
-    """(SIDE, SIDE, 3) background in [0, 1]: noise whose octaves fall as natural images' do, through the palette."""
-    height = sum(_smooth_noise(rng, cells) / cells**0.7 for cells in (3, 6, 12))
-    height = (height - height.mean()) / height.std()
-    place = np.clip(2 + 0.25 * height, 0, len(GROUND) - 1.001)
-    low, part = place.astype(int), (place % 1)[..., None]
-    return GROUND[low] * (1 - part) + GROUND[low + 1] * part
+    """(SIDE, SIDE, 3) background in [0, 1]: coloured speckle, half of whose variance the channels have in common."""
+    common = _speckle(rng)
+    channels = [_speckle(rng) + common for _ in range(3)]
+    return np.clip(GROUND + 0.12 / 2**0.5 * np.stack(channels, -1), 0, 1)
 
 
 class _Make(NamedTuple):
