@@ -1,10 +1,10 @@
 """The embedded data set: small scenes drawn offline, ten classes told by their objects, with object masks.
 
-A scene shows a few objects of one make, anywhere, on gravel. The class is the objects'
-texture; their hue goes with it, but hues of neighbouring classes overlap. What else the objects of a scene have in
-common is drawn at random: wavelength, rotation and polarity (light on dark or dark on light) of the texture. Outlines,
-places and phases are each object's own. The background is speckle, as of gravel, of the same mean in all scenes; it says
-nothing, nor does the place: objects stand at the border as often as in the middle.
+A scene shows a few objects of one make, anywhere, on gravel. The class is the objects' texture; their hue goes with it,
+but hues of neighbouring classes overlap. What else the objects of a scene have in common is drawn at random: their
+texture's wavelength, rotation and polarity (light on dark or dark on light). Outlines, places and phases are each
+object's own. The background is speckle with the same mean in all scenes; it says nothing, nor does the place: objects
+stand at the border as often as in the middle.
 """
 
 from collections.abc import Iterator, Sequence
@@ -51,7 +51,7 @@ def _smooth_noise(rng: np.random.Generator, cells: int, side: int = SIDE) -> np.
 
 def _speckle(rng: np.random.Generator) -> np.ndarray:
     """(SIDE, SIDE) noise of mean 0 and variance 1, of 3 to 12 pixels."""
-    noise = sum(_smooth_noise(rng, cells) / cells**0.5 for cells in (8, 16, 32))
+    noise = np.sum([_smooth_noise(rng, cells) / cells**0.5 for cells in (8, 16, 32)], 0)
     return (noise - noise.mean()) / noise.std()
 
 
