@@ -55,6 +55,11 @@ def explain(message: str) -> str:
 def _wanted(message: str) -> str | None:
     """A value of the wrong type, by its whole key, with what is allowed."""
     keys = ".".join(re.findall(r'[Pp]arser key "([\w.]+)"', message))
+    if "is abstract" in message and (found := re.search(r"NestedArg\(key='([\w.]+)'", message)):
+        return (
+            f"{keys}.init_args.{found[1]}: nothing says yet which class {keys} is; files apply in their order, so put "
+            f"-c base.yaml first, or give {keys}.class_path before it"
+        )
     found = re.fullmatch(
         r'Parser key "[\w.]+": Does not validate .*? Errors: - (.*) Given value type: .*? Given value:\s?(.*)', message
     )

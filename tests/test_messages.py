@@ -45,6 +45,16 @@ REFUSED = {
 }  # fmt: skip
 
 
+def test_an_option_of_a_class_that_nothing_names_says_what_to_put_first(tmp_path, capfd):
+    with pytest.raises(SystemExit):
+        args = [part for name in FILES[1:] for part in ("-c", name)]
+        cli.main(["fit", *args, "--data.root", str(tmp_path), "--trainer.logger.init_args.name", "mine"])
+    line = capfd.readouterr().err.strip().splitlines()[-1]
+    assert line.startswith(
+        "error: trainer.logger.init_args.name: nothing says yet which class trainer.logger is; files"
+    )
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_is_refused_is_said_in_one_line(name, tmp_path, capfd, monkeypatch):
     config, said = REFUSED[name]

@@ -157,7 +157,8 @@ def shortcoming(code: int, line: str, held: dict[str, Any], asked: dict[str, Any
         return f"uncaught: {line}"
     if not line.startswith("error: ") or len(line) > 1000 or line.endswith(":"):
         return f"ends with: {line[:200]}"
-    if not any(re.search(rf"\b{re.escape(name)}\b", line) for name in names[-3:]):
+    moved = list(mutation.value) if mutation.kind in ("level", "key") and isinstance(mutation.value, dict) else []
+    if not any(re.search(rf"\b{re.escape(name)}\b", line) for name in (*names[-3:], *moved)):
         return f"names no key: {line[:300]}"
     return None
 
