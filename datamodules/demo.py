@@ -59,7 +59,7 @@ def _ground(rng: np.random.Generator) -> np.ndarray:
     """(SIDE, SIDE, 3) background in [0, 1]: coloured speckle, half of whose variance the channels have in common."""
     common = _speckle(rng)
     channels = [_speckle(rng) + common for _ in range(3)]
-    return np.clip(GROUND + 0.12 / 2**0.5 * np.stack(channels, -1), 0, 1)
+    return np.clip(GROUND + 0.06 / 2**0.5 * np.stack(channels, -1), 0, 1)
 
 
 class _Make(NamedTuple):
