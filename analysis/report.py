@@ -51,14 +51,16 @@ def collect(run: Path) -> dict[str, Any]:
             "knn_top1": 100 * _run(run, f"{model}-knn").rows[0]["top1"],
             **{k: similarity[k] for k in ("auc", "auc_normalized", "auc_of_mean_normalized")},
         }
-    (shuffled,) = _run(run, "pretrained-auc").maps("shuffled")
+    controls = {kind: _run(run, "pretrained-auc").maps(kind)[0] for kind in ("shuffled", "position")}
     record = read_json(run / "pretrain" / "run.json", HINT)
     folders = [run / "pretrain", *(run / f"{model}-{task}" for model in MODELS for task in TASKS)]
     stages = [read_json(folder / "run.json", HINT) for folder in folders]
     speed = scalars(run / "pretrain").get("perf/images_per_second", [])
     report |= {
-        "shuffled_auc": shuffled["auc"],
-        "shuffled_auc_normalized": shuffled["auc_normalized"],
+        "shuffled_auc": controls["shuffled"]["auc"],
+        "shuffled_auc_normalized": controls["shuffled"]["auc_normalized"],
+        "position_auc": controls["position"]["auc"],
+        "stream": similarity["stream"],
         "seed": _seed(run / "pretrain" / "config.yaml"),
         "wall_seconds": round(_covered([_span(stage) for stage in stages if "seconds" in stage]), 1),
         "pretrain_seconds": record.get("seconds"),
@@ -105,12 +107,13 @@ def draw_maps(run: Path, report: dict[str, Any], path: Path) -> None:
     The sign of a similarity map is free; where a model's mean AUC is below 0.5 its map is shown negated, so that
     brighter always means what the model scores as object.
     """
-    data = {model: np.load(run / f"{model}-auc" / "feature_maps.npz") for model in MODELS}
-    images, masks = data["pretrained"]["images"], data["pretrained"]["masks"]
+    runs = {model: _run(run, f"{model}-auc") for model in MODELS}
+    maps = {m: one.arrays[f"maps/{one.maps('similarity')[-1]['map']}"] for m, one in runs.items()}
+    images, masks = (runs["pretrained"].arrays[name] for name in ("images", "masks"))
     titles = ["image", "mask", "untrained map", "pretrained map", "over the image"]
     fig, axes = plt.subplots(len(images), len(titles), figsize=(1.55 * len(titles), 1.5 * len(images)), squeeze=False)
     for row, (image, mask) in enumerate(zip(images, masks, strict=True)):
-        signed = {m: data[m]["maps"][row] * (1 if report[m]["auc"] >= 0.5 else -1) for m in MODELS}
+        signed = {m: maps[m][row] * (1 if report[m]["auc"] >= 0.5 else -1) for m in MODELS}
         extent = (0, image.shape[1], image.shape[0], 0)
         axes[row, 0].imshow(image)
         axes[row, 1].imshow(mask != 0, cmap="gray", vmin=0, vmax=1)
@@ -185,10 +188,11 @@ for {report["pretrain_seconds"]:.0f} seconds on this machine. Both columns are t
 ({report["seed"]}); the first is its random initialisation. The scores are over {report["images"]} validation
 images.</p>
 {table.to_html()}
-<p>Binary-AUC scores the cosine of the class feature with each patch's, last block, against the object's
-mask. The same maps with their pixels shuffled score {report["shuffled_auc"]:.3f} in the mean, but
-{report["shuffled_auc_normalized"]:.3f} in the mean of max(AUC, 1−AUC): read that form beside this number. The sign of a
-similarity map is free: below 0.5 the object is the part less like the class feature.</p>
+<p>Binary-AUC scores the cosine of the class feature with each patch's, last block, {report["stream"]} stream,
+against the objects' mask. The same maps with their pixels shuffled score {report["shuffled_auc"]:.3f} in the mean, but
+{report["shuffled_auc_normalized"]:.3f} in the mean of max(AUC, 1−AUC): read that form beside this number. A map that
+knows nothing of the image, minus the distance to its centre, scores {report["position_auc"]:.3f}. The sign of a
+similarity map is free: below 0.5 the objects are the part less like the class feature.</p>
 <h2>Similarity maps</h2>
 {picture(maps, "rows of image, mask, untrained and pretrained similarity map, and overlay")}
 <p>Yellow is high, violet low, each map stretched to its own range.{sign}</p>
@@ -217,6 +221,7 @@ def main(run: Path) -> list[Path]:
     console.print(
         f"shuffled maps: {report['shuffled_auc']:.3f} (normalised per image: {report['shuffled_auc_normalized']:.3f})"
     )
+    console.print(f"a map of the distance to the centre: {report['position_auc']:.3f}")
     console.print(f"report:        {text}", soft_wrap=True)
     console.print(f"TensorBoard:   .venv/bin/tensorboard --logdir {run}", soft_wrap=True)
     return paths

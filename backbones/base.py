@@ -76,7 +76,9 @@ class Backbone(nn.Module, ABC):
     weights_source = "random initialisation"
     pixels: Pixels | None = None
     """How images were fed to the weights; None where nothing says so."""
-    free_on_resume: tuple[str, ...] = ("drop_path", "backend", "chunk_size", "pretrained")
+    free_on_resume: tuple[str, ...] = (
+        "drop_path", "backend", "chunk_size", "pretrained", "dt_min", "dt_max", "A_init_range",
+    )  # fmt: skip
     """Arguments with which a trained backbone is still the same model; the others stay when a run is resumed."""
     grad_checkpointing = False
     embedding_is_cls = True

@@ -19,18 +19,22 @@ class VisionMamba(MambaStack):
     Args:
         img_size, patch_size, embed_dim, depth, drop_path, in_chans, num_classes: see
             :class:`~backbones.mamba_stack.MambaStack`.
-        d_state, headdim, expand, d_conv, chunk_size, backend: see :class:`~backbones.mixers.BidirectionalMamba2`.
+        d_state, headdim, expand, d_conv, chunk_size, backend, dt_min, dt_max, A_init_range: see
+            :class:`~backbones.mixers.BidirectionalMamba2`.
     """
 
     def __init__(
         self, img_size: int | tuple[int, int] = 224, patch_size: int = 16, embed_dim: int = 512, depth: int = 24,
         drop_path: float = 0.0, d_state: int = 64, headdim: int = 64, expand: int = 2, d_conv: int = 4,
         chunk_size: int = 256, backend: str = "auto", in_chans: int = 3, num_classes: int = 0,
+        dt_min: float = 0.001, dt_max: float = 0.1,
+        A_init_range: tuple[float, float] = (1.0, 16.0),
     ) -> None:  # fmt: skip
         def mixer() -> nn.Module:
             return BidirectionalMamba2(
-                embed_dim, d_state, headdim, expand, d_conv, chunk_size=chunk_size, backend=backend
-            )
+                embed_dim, d_state, headdim, expand, d_conv, dt_min=dt_min, dt_max=dt_max, A_init_range=A_init_range,
+                chunk_size=chunk_size, backend=backend,
+            )  # fmt: skip
 
         super().__init__(img_size, patch_size, embed_dim, depth, drop_path, mixer, in_chans, num_classes)
 

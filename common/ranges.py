@@ -18,6 +18,7 @@ RANGES: dict[str, str] = {
     "img_size": SIZE, "patch_size": SIZE, "embed_dim": SIZE, "depth": SIZE, "num_heads": SIZE, "in_chans": SIZE,
     "mlp_ratio": POSITIVE, "drop_path": "[0, 1)", "num_registers": COUNT, "d_state": SIZE, "headdim": SIZE,
     "expand": SIZE, "d_conv": SIZE, "chunk_size": SIZE, "cls_reduce": SIZE,
+    "dt_min": POSITIVE, "dt_max": POSITIVE, "A_init_range": POSITIVE,
     # methods
     "lr": NON_NEGATIVE, "min_lr": NON_NEGATIVE, "warmup_epochs": COUNT, "weight_decay": NON_NEGATIVE,
     "weight_decay_end": NON_NEGATIVE, "clip_grad": NON_NEGATIVE, "global_batch_size": SIZE, "knn_k": SIZE,
@@ -41,7 +42,7 @@ RANGES: dict[str, str] = {
 }  # fmt: skip
 """Intervals; an argument that is a list has each of its entries in it, and null is for those whose type allows it."""
 
-PAIRS = ("probe_scale", "global_scale", "local_scale", "blur_sigma")
+PAIRS = ("A_init_range", "probe_scale", "global_scale", "local_scale", "blur_sigma")
 """Least and most."""
 
 ZERO_FOR_NONE = {"num_classes"}

@@ -65,7 +65,9 @@ class BidirectionalMamba2(nn.Module):
         expand: inner width over D.
         d_conv: taps of the causal convolution.
         ngroups: g, sets of B and C.
-        dt_min, dt_max: range of the initial step sizes.
+        dt_min, dt_max: range of the initial step sizes, drawn log-uniformly.
+        A_init_range: range of the initial decay rates −A, drawn uniformly. Over l tokens a head keeps exp(A·dt·l) of
+            its state; mamba-ssm's ranges are for hundreds of tokens and long training.
         chunk_size, backend: see :func:`backbones.ops.ssd`; ``triton`` and ``c`` take
             :func:`backbones.ops.bidirectional_ssd` for all between the two projections, ``compiled`` puts ``torch``
             through torch.compile. On the CPU ``auto`` is ``c`` in float32 where there is a compiler.
@@ -77,7 +79,8 @@ class BidirectionalMamba2(nn.Module):
 
     def __init__(
         self, dim: int, d_state: int = 64, headdim: int = 64, expand: int = 2, d_conv: int = 4, ngroups: int = 1,
-        dt_min: float = 0.001, dt_max: float = 0.1, chunk_size: int = 256, backend: str = "auto",
+        dt_min: float = 0.001, dt_max: float = 0.1, A_init_range: tuple[float, float] = (1.0, 16.0),
+        chunk_size: int = 256, backend: str = "auto",
     ) -> None:  # fmt: skip
         super().__init__()
         inner = dim * expand
@@ -110,8 +113,8 @@ class BidirectionalMamba2(nn.Module):
         self.conv1d_b = nn.Conv1d(conv_dim, conv_dim, d_conv, groups=conv_dim, padding=d_conv - 1)
         self.dt_bias = nn.Parameter(initial_dt_bias(heads, dt_min, dt_max))
         self.dt_b_bias = nn.Parameter(initial_dt_bias(heads, dt_min, dt_max))
-        self.A_log = nn.Parameter(torch.empty(heads).uniform_(1, 16).log())
-        self.A_log_b = nn.Parameter(torch.empty(heads).uniform_(1, 16).log())
+        self.A_log = nn.Parameter(torch.empty(heads).uniform_(*A_init_range).log())
+        self.A_log_b = nn.Parameter(torch.empty(heads).uniform_(*A_init_range).log())
         self.D = nn.Parameter(torch.ones(heads))
         self.D_b = nn.Parameter(torch.ones(heads))
         self.norm = GatedRMSNorm(inner, ngroups, self.eps)

@@ -25,7 +25,7 @@ def run(tmp_path):
                 map_row(name, a) | {"auc_normalized": 0.7, "images": 9}
                 for name, a in (("block2/similarity", 0.99), ("block3/mixing", 0.9), ("block3/similarity", auc))
             ]
-            + [map_row("shuffled", 0.501) | {"auc_normalized": 0.58, "images": 9}],
+            + [map_row("shuffled", 0.501) | {"auc_normalized": 0.58, "images": 9}, map_row("position", 0.612)],
         }
         for stage, content in rows.items():
             folder = tmp_path / f"{model}-{stage}"
@@ -36,9 +36,8 @@ def run(tmp_path):
         masks = np.zeros((2, 48, 48), np.int32)
         masks[:, 10:30, 10:30] = 3
         images = rng.integers(0, 256, (2, 48, 48, 3), dtype=np.uint8)
-        np.savez(
-            tmp_path / f"{model}-auc/feature_maps.npz", images=images, maps=rng.normal(size=(2, 6, 6)), masks=masks
-        )
+        arrays = {"images": images, "masks": masks, "maps/block3/similarity": rng.normal(size=(2, 6, 6))}
+        np.savez(tmp_path / f"{model}-auc/results.npz", **arrays)
     pretrain = tmp_path / "pretrain"
     pretrain.mkdir()
     (pretrain / "config.yaml").write_text("seed_everything: 7\nmodel: x\n")
@@ -65,7 +64,7 @@ def test_report(run, capsys):
         55
     )
     assert found["pretrained"]["auc"] == 0.35 and found["pretrained"]["auc_of_mean_normalized"] == 0.65
-    assert found["shuffled_auc"] == 0.501 and found["seed"] == 7
+    assert found["position_auc"] == 0.612 and found["shuffled_auc"] == 0.501 and found["seed"] == 7
     assert found["images_per_second"] == pytest.approx(91.5) and found["wall_seconds"] == 63  # stages overlap
     table = capsys.readouterr().out
     assert "+20.0" in table and "+0.100" in table and "tensorboard --logdir" in table
@@ -73,7 +72,7 @@ def test_report(run, capsys):
     sources = re.findall(r'src="([^"]*)"', page)
     assert len(sources) == 2 and all(s.startswith("data:image/png;base64,") for s in sources)
     assert not re.findall(r'(?:href|src)="(?!data:)', page)  # needs no other file
-    assert "Shown negated" in page
+    assert "Shown negated" in page and "last block, branch stream" in page
     for name in ("maps.png", "curves.png"):
         assert min(Image.open(run / name).size) > 200
 

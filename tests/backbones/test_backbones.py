@@ -214,6 +214,26 @@ def test_initialisation_of_the_mixer_survives(name):
             assert (A_log.exp() >= 1).all() and (A_log.exp() <= 16).all()
 
 
+@pytest.mark.parametrize("name", ["VisionMamba", "MambaReg"])
+def test_step_sizes_and_decays_start_where_asked_and_say_how_far_a_token_reads(name):
+    """In 36 patches the class token's first scan is all but its own skip by mamba-ssm's ranges, and is not by wider."""
+    shares = []
+    for ranges in ({}, {"dt_min": 0.1, "dt_max": 1.0, "A_init_range": (0.02, 0.3)}):
+        torch.manual_seed(0)
+        model = getattr(backbones, name)(48, 8, 64, 2, d_state=16, headdim=16, **ranges).eval()
+        mixer = model.layers[0].mixer
+        with torch.no_grad():
+            if ranges:
+                for dt_bias, A_log in ((mixer.dt_bias, mixer.A_log), (mixer.dt_b_bias, mixer.A_log_b)):
+                    assert ((F.softplus(dt_bias) >= 0.0999) & (F.softplus(dt_bias) <= 1.001)).all()
+                    assert ((A_log.exp() >= 0.0199) & (A_log.exp() <= 0.301)).all()
+            M = mixer.mixing(torch.randn(4, 38, 64), torch.tensor([18]))[:, :, 0]
+        skip = (mixer.D + mixer.D_b)[:, None] / 2
+        M[:, :, 18] -= skip[:, 0].detach()
+        shares.append((M.norm(dim=-1) / skip[:, 0]).mean().item())
+    assert shares[0] < 0.02 < 0.1 < shares[1], shares
+
+
 def test_linear_attention_rows_sum_to_one():
     model = build("linear_vit")
     torch.testing.assert_close(model.token_mixing(torch.randn(2, 3, 32, 32)).sum(-1), torch.ones(2, 3, 17))

@@ -158,6 +158,6 @@ def test_the_embedded_sets(tmp_path):
     lists = json.loads((tmp_path / "sets/real.json").read_text())
     assert len(lists) == 50 and {len(right) for right in lists} == {0, 1, 2}
     one = np.asarray(Image.open(next((tmp_path / "sets/sketch").rglob("*.png"))))
-    assert one.shape == (64, 64, 3) and one.max() == 255
+    assert one.shape == (96, 96, 3) and one.max() == 255
     with pytest.raises(ShardError, match="already there"):
         prepare.demo_robustness(str(tmp_path / "sets"))
