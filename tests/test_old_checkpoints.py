@@ -1,7 +1,8 @@
 """Checkpoints of earlier versions load and resume.
 
 ``tests/golden/checkpoints/TASK-BACKBONE.ckpt`` were written by revision 07919da after the first of two epochs of
-tests.tiny_runs on its ``shards`` fixture; ``ends.safetensors`` holds what that revision came to after the second.
+tests.tiny_runs on ``shards``, the demo's scenes of that time; ``ends.safetensors`` holds what that revision came to after
+the second.
 """
 
 from pathlib import Path
@@ -26,12 +27,12 @@ def test_every_class_is_there():
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_resumes_to_the_same_end(name, shards, tmp_path):
+def test_resumes_to_the_same_end(name, tmp_path):
     """As near as processors agree: by hand, on the one that wrote them, to the bit."""
     task, backbone = name.split("-")
     path = FOLDER / f"{name}.ckpt"
     folder = run(
-        "fit", task, shards, tmp_path, backbone, *(TIMM if backbone == "timm" else []), "--ckpt_path", str(path)
+        "fit", task, FOLDER / "shards", tmp_path, backbone, *(TIMM if backbone == "timm" else []), "--ckpt_path", str(path)
     )
     found = torch.load(folder / "checkpoints/last.ckpt", weights_only=True)
     before = torch.load(path, weights_only=True)
