@@ -92,7 +92,7 @@ def peak_mib() -> float:
     """Of this process since it began. A child's ru_maxrss starts with what its parent had, where VmHWM does not."""
     status = Path("/proc/self/status")
     if status.exists():
-        return int(status.read_text().partition("VmHWM:")[2].split()[0]) / 1024
+        return int(status.read_text(encoding="utf-8").partition("VmHWM:")[2].split()[0]) / 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2 ** (20 if sys.platform == "darwin" else 10)
 
 
