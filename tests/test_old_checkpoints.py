@@ -31,9 +31,8 @@ def test_resumes_to_the_same_end(name, tmp_path):
     """As near as processors agree: by hand, on the one that wrote them, to the bit."""
     task, backbone = name.split("-")
     path = FOLDER / f"{name}.ckpt"
-    folder = run(
-        "fit", task, FOLDER / "shards", tmp_path, backbone, *(TIMM if backbone == "timm" else []), "--ckpt_path", str(path)
-    )
+    more = [*(TIMM if backbone == "timm" else []), "--ckpt_path", str(path)]
+    folder = run("fit", task, FOLDER / "shards", tmp_path, backbone, *more)
     found = torch.load(folder / "checkpoints/last.ckpt", weights_only=True)
     before = torch.load(path, weights_only=True)
     assert before["global_step"] == 3 and found["global_step"] == 6
