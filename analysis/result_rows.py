@@ -65,18 +65,17 @@ def _probe_rows(run: Run) -> list[Row]:
     ]
 
 
-def _robustness_rows(run: Run) -> list[Row]:
-    """The probe's top-1 on each set."""
+def _score_rows(run: Run, what: Callable[[Row], str], value: str, key: str) -> list[Row]:
+    """Scores ``value`` in [0, 1], each matched with the published ones by its ``key``."""
     return [
-        {
-            "what": describe_set(row),
-            "ours": 100 * row["top1"],
-            "images": row["images"],
-            "set": row["set"],
-            **_origin(run),
-        }
+        {"what": what(row), "ours": 100 * row[value], "images": row.get("images"), key: row[key], **_origin(run)}
         for row in run.rows
     ]
+
+
+def _robustness_rows(run: Run) -> list[Row]:
+    """The probe's top-1 on each set."""
+    return _score_rows(run, describe_set, "top1", "set")
 
 
 def _test_rows(run: Run) -> list[Row]:
@@ -98,16 +97,7 @@ def _test_rows(run: Run) -> list[Row]:
 
 def _dense_rows(run: Run) -> list[Row]:
     """Scores of segmentation or detection: rows with ``metric`` and ``value`` in [0, 1]."""
-    return [
-        {
-            "what": describe_metric(row),
-            "ours": 100 * row["value"],
-            "images": row.get("images"),
-            "metric": row["metric"],
-            **_origin(run),
-        }
-        for row in run.rows
-    ]
+    return _score_rows(run, describe_metric, "value", "metric")
 
 
 ROWS: dict[str, Callable[[Run], list[Row]]] = {

@@ -8,7 +8,7 @@ import numpy as np
 
 from analysis.readings import SCORE
 from analysis.runs import Run
-from analysis.tables import Section, Table
+from analysis.tables import Section, Table, show_value
 from analysis.targets import Target
 from metrics import paired_difference
 
@@ -127,10 +127,6 @@ def _per_image(row: Row) -> np.ndarray | None:
 
 def _show(row: Row, column: str) -> str:
     value = row.get(column)
-    if value is None:
-        return "–"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, float):
-        return f"{value:+.3f}" if column == "difference" else f"{value:.3f}"
-    return str(value)
+    if column == "difference" and value is not None:
+        return f"{value:+.3f}"
+    return "no" if value is False else show_value(row, column)

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from lightning.pytorch import Callback, Trainer
-from measuring import Line, compare
+from lightning.pytorch import Trainer
+from measuring import Line, Times, compare
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
@@ -113,19 +113,6 @@ class Bare:
         m.loss.update_center()
         ema_update(m.teacher, m.student, MOMENTUM)
         return loss.item()
-
-
-class Times(Callback):
-    """Seconds from one batch's start to the next's."""
-
-    def __init__(self) -> None:
-        self.marks: list[float] = []
-
-    def on_train_batch_start(self, *_: Any) -> None:
-        self.marks.append(time.perf_counter())
-
-    def on_train_end(self, *_: Any) -> None:
-        self.marks.append(time.perf_counter())
 
 
 def by_lightning(module: DINO, data: list[dict[str, Any]]) -> float:

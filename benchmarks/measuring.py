@@ -5,9 +5,10 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
+from lightning.pytorch import Callback
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -37,6 +38,19 @@ def in_turns(contenders: Mapping[str, Callable[[], object]], repeats: int = 5) -
             function()
             times[name].append(time.perf_counter() - start)
     return times
+
+
+class Times(Callback):
+    """When each batch of a Trainer's run starts, and when the last one ends, in seconds."""
+
+    def __init__(self) -> None:
+        self.marks: list[float] = []
+
+    def on_train_batch_start(self, *_: Any) -> None:
+        self.marks.append(time.perf_counter())
+
+    def on_train_end(self, *_: Any) -> None:
+        self.marks.append(time.perf_counter())
 
 
 def machine() -> str:

@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 import yaml
-from lightning.pytorch import Callback, Trainer
-from measuring import machine, report
+from lightning.pytorch import Trainer
+from measuring import Times, machine, report
 
 import backbones
 import configs
@@ -50,19 +50,6 @@ def crops() -> tuple[int, list[torch.Tensor]]:
 def method(n: int, batch: int) -> DINO:
     options = read("task/dino")["model"]["init_args"] | read("task/dino_demo")["model"]["init_args"]
     return DINO(backbone(n), **{"global_batch_size": batch} | options)
-
-
-class Times(Callback):
-    """The start of each batch, and the end."""
-
-    def __init__(self) -> None:
-        self.marks: list[float] = []
-
-    def on_train_batch_start(self, *_: Any) -> None:
-        self.marks.append(time.perf_counter())
-
-    def on_train_end(self, *_: Any) -> None:
-        self.marks.append(time.perf_counter())
 
 
 def step_seconds(n: int) -> float:
