@@ -147,12 +147,6 @@ def draw_scene(label: int, seed: int, index: int) -> Scene:
     return Scene(image, np.where(taken, label + 1, 0).astype(np.uint8), label)
 
 
-def scenes(count: int, seed: int) -> Iterator[Scene]:
-    """``count`` scenes, the classes in turn."""
-    for index in range(count):
-        yield draw_scene(index % len(CLASSES), seed, index)
-
-
 SHIFTS = ("none", "other", "faint", "strong", "noisy", "negative", "lines")
 
 

@@ -5,11 +5,14 @@ there is left alone unless ``--overwrite true``. Splits in one folder share its 
 """
 
 import io
+import itertools
 import json
 import logging
 import os
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,7 +23,7 @@ from PIL import Image
 from common.files import write_json
 from common.messages import OneLine
 from datamodules.classes import CLASSES_FILE, read_classes
-from datamodules.demo import CLASSES, scenes, shifted_scenes
+from datamodules.demo import CLASSES, draw_scene, shifted_scenes
 from datamodules.image_files import PixelRules
 from datamodules.image_tree import ImageFolder
 from datamodules.masks import MOST_CLASSES, MaskEncoding
@@ -146,13 +149,25 @@ def imagenet_s(
 
 def _png(array: np.ndarray) -> bytes:
     buffer = io.BytesIO()
-    Image.fromarray(array).save(buffer, "png")
+    Image.fromarray(array).save(buffer, "png", compress_level=1)  # noise hardly shrinks, whatever the level
     return buffer.getvalue()
+
+
+def _demo_sample(seed: int, index: int) -> dict[str, Any]:
+    """A scene of the embedded data as a shard holds it."""
+    scene = draw_scene(index % len(CLASSES), seed, index)
+    return {
+        "__key__": f"{index:08d}",
+        "png": _png(scene.image),
+        "mask.png": _png(scene.mask),
+        "cls": str(scene.label).encode(),
+        "json": json.dumps({"class": CLASSES[scene.label]}).encode(),
+    }
 
 
 def demo(
     out: str, train: int = 4000, validation: int = 1000, test: int = 1000, samples_per_shard: int = 500,
-    overwrite: bool = False,
+    overwrite: bool = False, workers: int = 0,
 ) -> None:  # fmt: skip
     """The embedded data set, drawn here: ten classes of textures on random objects, with masks.
 
@@ -161,19 +176,15 @@ def demo(
         train, validation, test: samples in each split.
         samples_per_shard: samples in a shard.
         overwrite: replace what is there.
+        workers: processes that draw; 0 draws in this one.
     """
-    for split, count, seed in (("train", train, 1), ("validation", validation, 2), ("test", test, 3)):
-        samples = (
-            {
-                "__key__": f"{i:08d}",
-                "png": _png(scene.image),
-                "mask.png": _png(scene.mask),
-                "cls": str(scene.label).encode(),
-                "json": json.dumps({"class": CLASSES[scene.label]}).encode(),
-            }
-            for i, scene in enumerate(scenes(count, seed))
-        )
-        write_split(Path(out), split, samples, samples_per_shard, overwrite, list(CLASSES))
+    if workers < 0:
+        raise ShardError(f"--workers {workers}; allowed: 0 and more")
+    with ProcessPoolExecutor(workers) if workers else nullcontext() as pool:
+        for split, count, seed in (("train", train, 1), ("validation", validation, 2), ("test", test, 3)):
+            each = (itertools.repeat(seed), range(count))
+            samples = map(_demo_sample, *each) if pool is None else pool.map(_demo_sample, *each, chunksize=25)
+            write_split(Path(out), split, samples, samples_per_shard, overwrite, list(CLASSES))
 
 
 def index(root: str, split: str, pattern: str, overwrite: bool = False, classes: str | None = None) -> None:

@@ -12,7 +12,7 @@ from experiments import spec
 from experiments.runs import RunSpec, in_order
 
 DEMO_DATA = RunSpec(
-    "demo", "demo", (), ("--out", "data/demo", "--overwrite", "true"), Path("data/demo"),
+    "demo", "demo", (), ("--out", "data/demo", "--overwrite", "true", "--workers", "2"), Path("data/demo"),
     program="datamodules.prepare", marker="_info.json", log=None,
     sources=tuple(configs.ROOT.parent / "datamodules" / name for name in ("demo.py", "prepare.py")),
 )  # fmt: skip

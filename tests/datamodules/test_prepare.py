@@ -149,9 +149,11 @@ def test_imagenet_s_faults(imagenet_s_tree, tmp_path, fault):
     assert not list((tmp_path / "out").glob("*.tar"))
 
 
-def test_demo_is_reproducible(tmp_path):
-    for name in ("a", "b"):
-        demo(str(tmp_path / name), train=20, validation=10, samples_per_shard=7)
+def test_demo_is_reproducible_by_any_number_of_processes(tmp_path):
+    for name, workers in (("a", 0), ("b", 2)):
+        demo(str(tmp_path / name), train=20, validation=10, samples_per_shard=7, workers=workers)
+    with pytest.raises(ShardError, match="--workers -1; allowed: 0 and more"):
+        demo(str(tmp_path / "c"), workers=-1)
     for path in sorted((tmp_path / "a").iterdir()):
         assert path.read_bytes() == (tmp_path / "b" / path.name).read_bytes(), path.name
 

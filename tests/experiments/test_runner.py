@@ -145,7 +145,9 @@ def test_launch():
     assert replace(fit, threads=1).shown(["srun", "-n 2"]) == (
         "OMP_NUM_THREADS=1 srun '-n 2' dinomamba fit -c base.yaml --trainer.logger.init_args.name fit --ckpt_path auto"
     )
-    assert DEMO_DATA.shown(["srun"]) == "python -m datamodules.prepare demo --out data/demo --overwrite true"
+    assert (
+        DEMO_DATA.shown(["srun"]) == "python -m datamodules.prepare demo --out data/demo --overwrite true --workers 2"
+    )
 
 
 def test_a_program_that_makes_its_folder(folder):
