@@ -47,7 +47,7 @@ lint: setup ## ruff and mypy
 # DATA=demo makes everything from embedded data; MODELS="a b" takes other models (overlays in configs/backbone),
 # CHECKPOINT=path their checkpoint; IMAGENET, IMAGENET_S and ROBUSTNESS are the folders of the data; ARGS adds flags to
 # every run; LAUNCH starts it (srun), and has it resume what it finds; make -n prints the command, DRY=1 the runs.
-EXPERIMENTS = demo paper study evaluate ranks512 states
+EXPERIMENTS = demo paper study evaluate ranks512 states sizes
 TARGETS = table1 table2 table3 table4 table5 table6 figure1 figure2 figure3 figure4 figure5 figure6 figure7 figure8 figure9 \
   figure10 figure11 figure12 figure13 ranks
 PARTS = figure4a figure4b figure4c figure4d figure4e figure4f
@@ -57,16 +57,21 @@ RUNS ?= $(RUN)
 
 demo: ## the main job on embedded data, on a CPU in minutes (SEED=1 for another seed)
 paper: ## table1 … table6, figure1 … figure13, ranks, all; DATA=demo on embedded data
-study: ## softmax, linear attention and Mamba of equal size, three seeds, on embedded data
+study: ## softmax, linear attention and Mamba of equal size, trained and not, five seeds, on embedded data
 evaluate: ## a linear probe once more on a split held out: CHECKPOINT=probe.ckpt MODELS=its backbone
 
 ranks512: ## ranks in blocks of 256 x 256, as eq. 17 has them; of models of Base size as they are initialised, too
 states: ## Vim with a state of 16 to 256, on embedded data: ranks, Binary-AUC, probes, cost
 
-STATES_COST = $(or $(RUNS),runs/states)/cost.json
-states: $(if $(DRY),,$(STATES_COST))
-$(STATES_COST): | .venv/.ready
+sizes: ## the three mixers trained and measured at 48, 96 and 192 px, on embedded data: Binary-AUC, probes, cost
+
+COST = $(if $(DRY),,$(or $(RUNS),runs/$1)/$1-cost.json)
+states: $(call COST,states)
+sizes: $(call COST,sizes)
+%/states-cost.json: | .venv/.ready
 	$(BIN)/python benchmarks/state_size.py --out $@
+%/sizes-cost.json: | .venv/.ready
+	$(BIN)/python benchmarks/image_sizes.py --out $@
 
 $(EXPERIMENTS) $(TARGETS) $(PARTS): .venv/.ready
 	@$(BIN)/python -m experiments $@ --data='$(DATA)' --models='$(MODELS)' --checkpoint='$(CHECKPOINT)' --runs='$(RUNS)' \

@@ -1,163 +1,219 @@
-"""Three mixers of equal size side by side over seeds.
+"""Mixers of equal size side by side over seeds, trained and untrained, and what the paper says of them.
 
-Reads RUNS/seedN/MODEL-{probe,knn,auc,ranks}, as ``make study`` makes them; writes RUNS/study.json, .md, .csv, .html and
-a chart as PNG and PDF.
+Reads RUNS/seedN/MODEL-{places,knn_both,auc,ranks}, as ``make study`` makes them; writes RUNS/study.md, .html, .csv with
+every value, study.json, and a chart as PNG and PDF.
 """
 
+import math
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
 
-from analysis.figure_pages import SCORE
 from analysis.pages import COLOURS, picture, save_figure
 from analysis.renderers import renderer
-from analysis.runs import Run, complete_run
-from analysis.tables import Table, write_page
+from analysis.study_values import METRICS, Study, read
+from analysis.tables import Section, Table, write_page
 from analysis.targets import Target
 from common.files import to_csv, write_json, write_text
+from metrics.effects import Effect, effect, mean_interval
 
-MODELS = {"vit_demo": "softmax", "vim_demo": "Mamba", "linear_vit_demo": "linear"}
-"""In the paper's order."""
-METRICS = {
-    "linear_top1": "linear probe, top-1 %",
-    "knn_top1": "k-NN (k = 20), top-1 %",
-    "auc_similarity": "Binary-AUC, CLS–patch similarity",
-    "auc_mixing": "Binary-AUC, CLS row of M",
-    "effective_rank": "effective rank of M",
-    "block_effective_rank": "effective rank of its blocks off the diagonal",
-    "block_rank": "numerical rank of such a block, largest",
+NOTE = """Each model was pretrained with DINO on the same embedded scenes by the same recipe, which was chosen for Vim,
+and evaluated frozen; so were the same models as they were initialised. A value is a seed's; means stand with the
+standard deviation over seeds, differences with 95 % intervals by Student's t (of the pairs where both sides are one
+model, else Welch's) and Hedges' g. Similarities, probes and k-NN are given for both streams of the blocks, the residual
+one and the mixer's branch; the published results of attention models read the residual stream, those of Vim and
+Mamba-Reg the branch. Binary-AUC is max(m, 1−m) of the mean AUC m over images, of the last block's map. The effective
+rank is the exponential of the entropy of the singular values, the mean over blocks, heads and images; Mamba's M is the
+mean of its two directions."""
+VERDICTS = """Holds: the whole interval is on the side that is claimed; against: on the other; cannot be told: it holds
+0. Each line is read by itself, and of many such lines one in twenty would be off by chance."""
+READINGS: dict[str, dict[str, Any]] = {
+    "published": {"published": True},
+    "residual": {"stream": "residual"},
+    "branch": {"stream": "branch"},
 }
-NOTE = """Each mixer was pretrained with DINO on the same embedded scenes by the same recipe, which was chosen for the
-Mamba model, and evaluated frozen. Values are mean ± standard deviation over seeds. Binary-AUC is
-max(m, 1−m) of the mean AUC m over images, of the last block's map. The effective rank is the exponential of the entropy
-of the singular values, the mean over blocks, heads and images; Mamba's M is the mean of its two directions."""
+"""Which values are compared: each model in the stream of its published results, or all in one stream."""
 
 
-def _run(folder: Path, model: str, task: str) -> Run:
-    return complete_run(folder / f"{model}-{task}", "run make study")
+def reads(metric: str) -> list[str]:
+    """The readings in which a metric differs."""
+    return list(READINGS) if METRICS[metric].reads else ["published"]
 
 
-def measure(folder: Path, model: str) -> dict[str, float]:
-    """METRICS of one model and seed, and its number of parameters and images."""
-    auc, ranks = _run(folder, model, "auc"), _run(folder, model, "ranks")
-    whole = [row for row in ranks.rows if row["direction"] in ("attention", "both")]
+def verdict(found: Effect) -> str:
+    """What an interval says of "the first is greater"."""
+    if math.isnan(found.low):
+        return "cannot be told"
+    return "holds" if found.low > 0 else "against" if found.high < 0 else "cannot be told"
+
+
+def show_mean(values: Sequence[float], metric: str) -> str:
+    """Mean ± standard deviation."""
+    if not values:
+        return "–"
+    digits, spread = METRICS[metric].digits, float(np.std(values, ddof=1)) if len(values) > 1 else math.nan
+    return f"{np.mean(values):.{digits}f} ± {spread:.{digits}f}"
+
+
+def show_effect(found: Effect, metric: str) -> dict[str, str]:
+    """Cells of an effect."""
+    digits = max(METRICS[metric].digits, 1)
     return {
-        "linear_top1": 100 * max(row["top1_last"] for row in _run(folder, model, "probe").rows),
-        "knn_top1": 100 * next(row["top1"] for row in _run(folder, model, "knn").rows if row["k"] == 20),
-        "auc_similarity": auc.maps("similarity")[-1][SCORE],
-        "auc_mixing": auc.maps("mixing")[-1][SCORE],
-        "effective_rank": float(np.mean([row["effective_rank_mean"] for row in whole])),
-        "block_effective_rank": float(np.mean([row["block_effective_rank_mean"] for row in whole])),
-        "block_rank": float(max(row["block_rank_max"] for row in whole)),
-        "parameters": auc.results["backbone_parameters"],
-        "images": auc.rows[0]["images"],
+        "difference": f"{found.difference:+.{digits}f}",
+        "interval": f"{found.low:+.{digits}f} to {found.high:+.{digits}f}",
+        "g": f"{found.g:+.1f}" if math.isfinite(found.g) else "–",
     }
 
 
-def collect(runs: Path) -> dict[str, Any]:
-    """Values by mixer, metric and seed. ValueError where a run is missing."""
-    folders = sorted(runs.glob("seed*"), key=lambda f: int(f.name.removeprefix("seed")))
-    if not folders:
-        raise ValueError(f"{runs} holds no seed folders: run make study")
-    values = {model: [measure(folder, model) for folder in folders] for model in MODELS}
-    record = _run(folders[0], "vim_demo", "auc").record
-    return {
-        "seeds": [int(folder.name.removeprefix("seed")) for folder in folders],
-        "parameters": {model: v[0]["parameters"] for model, v in values.items()},
-        "images": values["vim_demo"][0]["images"],
-        "revision": record.get("revision", ""),
-        "date": record.get("started", "")[:10],
-        "values": {m: {metric: [v[metric] for v in rows] for metric in METRICS} for m, rows in values.items()},
-    }
+def mean_rows(study: Study, target: Target) -> Iterator[dict[str, Any]]:
+    """A line for each metric and reading, trained and untrained: every model's mean and spread."""
+    for metric, about in METRICS.items():
+        for stream in ("residual", "branch") if about.reads else (None,):
+            for trained in (True, False):
+                cells = {m: show_mean(study.of(metric, m, trained, stream), metric) for m in study.models}
+                if any(cell != "–" for cell in cells.values()):
+                    state = "pretrained" if trained else "untrained"
+                    yield {"metric": about.label, "stream": stream or "–", "state": state} | cells
 
 
-def spread(values: list[float]) -> tuple[float, float]:
-    """Mean and standard deviation (n − 1; 0 for one seed)."""
-    return float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
+def learned_rows(study: Study, target: Target) -> Iterator[dict[str, Any]]:
+    """A line for each metric, reading and model: by how much it is above its untrained self."""
+    for metric, about in METRICS.items():
+        for model in study.models:
+            for stream in study.streams(model) if about.reads else (None,):
+                sides = (study.of(metric, model, trained, stream) for trained in (True, False))
+                after, before = sides
+                if not after or len(after) != len(before) or metric == "position_auc":
+                    continue
+                found = effect(after, before, paired=True)
+                line = {"metric": about.label, "model": target.label(model)["label"], "stream": stream or "–"}
+                yield line | show_effect(found, metric)
 
 
-def order(study: dict[str, Any], metric: str) -> dict[str, Any]:
-    """The mixers by falling mean, and in how many seeds softmax > Mamba >= linear, the paper's order, holds."""
-    values = {name: study["values"][model][metric] for model, name in MODELS.items()}
-    by_mean = sorted(values, key=lambda name: -float(np.mean(values[name])))
-    holds = [s > m >= x for s, m, x in zip(values["softmax"], values["Mamba"], values["linear"], strict=True)]
-    means = [float(np.mean(values[name])) for name in by_mean]
-    text = by_mean[0]
-    for name, before, mean in zip(by_mean[1:], means, means[1:], strict=False):
-        text += f" {'=' if before == mean else '>'} {name}"
-    return {"order": text, "holds": sum(holds), "seeds": len(holds)}
+def claim_rows(study: Study, target: Target) -> Iterator[dict[str, Any]]:
+    """A line for each of the target's claims, metric and reading."""
+    for claim in target.options["claims"]:
+        if not {claim["higher"], claim["lower"]} <= set(study.models):
+            continue
+        for metric in claim["of"]:
+            for reading in reads(metric):
+                higher, lower = (study.of(metric, claim[side], **READINGS[reading]) for side in ("higher", "lower"))
+                if not higher or not lower:
+                    continue
+                found = effect(higher, lower, paired=False)
+                line = {"says": claim["says"], "metric": METRICS[metric].label}
+                line["reading"] = reading if METRICS[metric].reads else "–"
+                yield line | show_effect(found, metric) | {"verdict": verdict(found)}
 
 
-def table_rows(study: dict[str, Any]) -> list[dict[str, str]]:
-    """A line for each metric: mean and spread of each mixer, their order, and how often it is the paper's."""
-    rows = []
-    for metric, label in METRICS.items():
-        cells = {}
-        for model, name in MODELS.items():
-            mean, deviation = spread(study["values"][model][metric])
-            digits = 3 if metric.startswith("auc") else 1 if metric.endswith("top1") else 2
-            cells[name] = f"{mean:.{digits}f} ± {deviation:.{digits}f}"
-        found = order(study, metric)
-        rows.append(
-            {"metric": label}
-            | cells
-            | {
-                "order of means": found["order"],
-                "seeds with softmax > Mamba ≥ linear": f"{found['holds']} of {found['seeds']}",
-            }
-        )
-    return rows
+def parted_rows(study: Study, target: Target) -> Iterator[dict[str, Any]]:
+    """How much of the published distance between an attention model and a Mamba one is the reading.
+
+    A - M as published is (A - M, both by the residual stream) + (M by the residual stream - M by its branch).
+    """
+    softmax = target.options["reference"]
+    others = [model for model in study.models if study.streams(model)[:1] == ["branch"]]
+    for trained in (True, False):
+        for model in others if softmax in study.models else []:
+            for metric in (name for name, about in METRICS.items() if about.reads):
+                a, m, published = (
+                    study.of(metric, one, trained, stream)
+                    for one, stream in ((softmax, "residual"), (model, "residual"), (model, "branch"))
+                )
+                if not (a and m and published):
+                    continue
+                parts = {
+                    "as published": effect(a, published, paired=False),
+                    "of it the mixer (both by the residual stream)": effect(a, m, paired=False),
+                    "of it the reading (the same model by residual, less by branch)": effect(m, published, paired=True),
+                }
+                names = f"{target.label(softmax)['label']} − {target.label(model)['label']}"
+                line = {"models": names, "state": "pretrained" if trained else "untrained"}
+                for part, found in parts.items():
+                    yield line | {"metric": METRICS[metric].label, "part": part} | show_effect(found, metric)
 
 
-def describe(study: dict[str, Any], target: Target) -> str:
-    """Sizes, seeds, data and revision in a sentence."""
-    sizes = ", ".join(f"{target.label(m)['label']} ({MODELS[m]}) {n:,}" for m, n in study["parameters"].items())
-    seeds = ", ".join(map(str, study["seeds"]))
+def tables(study: Study, target: Target) -> dict[str, Table]:
+    """The page's tables by their headings; those that nothing fills are left out."""
+    labels = {model: target.label(model)["label"] for model in study.models}
+    effects: dict[str, str] = {"difference": "difference", "interval": "95 % interval", "g": "Hedges' g"}
+    what: dict[str, str] = {"metric": "metric", "stream": "stream"}
+    found = {
+        "What was measured": ({**what, "state": "state"} | labels, mean_rows),
+        "What pretraining brought: pretrained less untrained": ({**what, "model": "model"} | effects, learned_rows),
+        "What the paper says": (
+            {"says": "claim", "metric": "metric", "reading": "stream"} | effects | {"verdict": "verdict"}, claim_rows,
+        ),
+        "The reading or the mixer": (
+            {"models": "models", "metric": "metric", "state": "state", "part": "part"} | effects, parted_rows,
+        ),
+    }  # fmt: skip
+    made = {title: Table(columns, list(rows(study, target))) for title, (columns, rows) in found.items()}
+    return {title: table for title, table in made.items() if table.rows}
+
+
+def describe(study: Study, target: Target) -> str:
+    """Sizes, seeds, data and revisions in a sentence or two."""
+    sizes = ", ".join(f"{target.label(model)['label']} {study.parameters[model]:,}" for model in study.models)
+    revisions = ", ".join(f"{task} {r.get('revision', '')[:8]}" for task, r in study.records.items())
+    dates = sorted({record.get("started", "")[:10] for record in study.records.values()})
     return (
-        f"Parameters: {sizes}. Seeds {seeds}; scores over {study['images']:,} validation images with both classes. "
-        f"Revision {study['revision'][:8]}, {study['date']}."
+        f"Parameters: {sizes}. Seeds {', '.join(map(str, study.seeds))}; {study.images:,} validation images with both "
+        f"classes. Revisions: {revisions}; {', '.join(dates)}."
     )
 
 
-def chart(study: dict[str, Any], base: Path) -> list[Path]:
-    """A panel for each metric: mean with standard deviation, and each seed as a point."""
-    fig, axes = plt.subplots(2, 4, figsize=(12.8, 5.4), layout="constrained")
-    axes[-1, -1].set_visible(False)
-    for axis, (metric, label) in zip(axes.flat, METRICS.items(), strict=False):
-        for at, model in enumerate(MODELS):
-            values = study["values"][model][metric]
-            mean, deviation = spread(values)
-            axis.bar(at, mean, color=COLOURS[at], width=0.65, alpha=0.75)
-            axis.errorbar(at, mean, deviation, color="black", capsize=5, linewidth=1.2)
-            axis.scatter(
-                [at + 0.16 * (i - (len(values) - 1) / 2) for i in range(len(values))], values, color="black", s=12
-            )
-        axis.set_xticks(range(len(MODELS)), MODELS.values())
-        axis.set_title(label, fontsize=10)
+def chart(study: Study, target: Target, base: Path) -> list[Path]:
+    """A panel for each metric and stream: means with 95 % intervals and each seed, pretrained and (grey) untrained."""
+    panels = [
+        (metric, stream)
+        for metric, about in METRICS.items()
+        if not metric.startswith(("shuffled", "position", "raw"))
+        for stream in (("residual", "branch") if about.reads else (None,))
+    ]
+    columns = 4
+    rows = math.ceil(len(panels) / columns)
+    fig, axes = plt.subplots(rows, columns, figsize=(3.3 * columns, 2.9 * rows), squeeze=False, layout="constrained")
+    for axis, (metric, stream) in zip(axes.flat, panels, strict=False):
+        for at, model in enumerate(study.models):
+            for trained, shift in ((False, -0.2), (True, 0.2)):
+                values = study.of(metric, model, trained, stream)
+                if not values:
+                    continue
+                mean, (low, high) = float(np.mean(values)), mean_interval(values)
+                colour = COLOURS[at % len(COLOURS)] if trained else "#bbbbbb"
+                axis.bar(at + shift, mean, color=colour, width=0.38, alpha=0.8)
+                if not math.isnan(low):
+                    axis.errorbar(
+                        at + shift, mean, [[mean - low], [high - mean]], color="black", capsize=3, linewidth=1
+                    )
+                offsets = np.linspace(-0.12, 0.12, len(values)) if len(values) > 1 else [0.0]
+                axis.scatter([at + shift + x for x in offsets], values, color="black", s=7, zorder=3)
+        axis.set_xticks(range(len(study.models)), [target.label(m)["label"] for m in study.models], fontsize=8)
+        axis.set_title(METRICS[metric].label + (f"\n{stream} stream" if stream else ""), fontsize=8)
         axis.spines[["top", "right"]].set_visible(False)
-        if metric.startswith("auc"):
+        if metric.endswith("auc"):
             axis.axhline(0.5, color="#444", linewidth=0.8, linestyle=":")
-            axis.set_ylim(0.4, 1)
+            axis.set_ylim(0.4, 1.02)
+    for axis in axes.flat[len(panels) :]:
+        axis.set_visible(False)
     return save_figure(fig, base)
 
 
 @renderer("study")
 def draw(target: Target, runs: Path) -> list[Path]:
     """RUNS/study.json, .md, .html, .csv with the value of every seed, .png and .pdf."""
-    study, base = collect(runs), runs / target.name
-    rows, paths = table_rows(study), chart(study, base)
-    below = picture(paths[0], "means with standard deviations, and seeds as points")
-    table = Table({column: column for column in rows[0]}, rows)
+    study, base = read(target, runs), runs / target.name
+    paths = chart(study, target, base)
+    below = picture(paths[0], "means with 95 % intervals, and seeds as points; grey: untrained")
+    (_, first), *rest = tables(study, target).items()
+    lines = {"What the paper says": [VERDICTS]}
+    sections = [Section(title, lines.get(title, []), table) for title, table in rest]
     text = f"{NOTE} {describe(study, target)}"
-    paths += write_page(base, target.title, text, table, below=below, suffixes=(".md", ".html"))
-    write_json(base.with_suffix(".json"), study)
-    values = [
-        {"mixer": MODELS[model], "metric": metric, "seed": seed, "value": value}
-        for model, metrics in study["values"].items()
-        for metric, found in metrics.items()
-        for seed, value in zip(study["seeds"], found, strict=True)
-    ]
-    write_text(base.with_suffix(".csv"), to_csv(values))
+    paths += write_page(base, target.title, text, first, below=below, sections=sections, suffixes=(".md", ".html"))
+    write_json(base.with_suffix(".json"), study._asdict() | {"values": [v._asdict() for v in study.values]})
+    write_text(base.with_suffix(".csv"), to_csv([value._asdict() for value in study.values]))
     return [*paths, base.with_suffix(".json"), base.with_suffix(".csv")]

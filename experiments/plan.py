@@ -132,7 +132,7 @@ class _Planner:
                 f"{model}-{name}",
                 task,
                 self._files(model, task),
-                [*_changes(model), "--print_config"],
+                [*_changes(model, task), "--print_config"],
                 [],
                 log="config.yaml",
             )
@@ -153,19 +153,19 @@ class _Planner:
         if task.needs_probe is not None:
             needs.append(self.run(model, task.needs_probe))
             flags += ["--model.init_args.probe", _checkpoint(needs[-1])]
-        flags = _changes(model) + flags
+        flags = _changes(model, task) + flags
         return self._spec(f"{model}-{name}", task, [*files, *published], flags, needs, lacks=lacks)
 
     def _test(self, model: str, task: spec.Task, probe: str) -> RunSpec:
         """The final evaluation of a probe: the one that was given, or MODEL-PROBE."""
         needs = [] if self.settings.checkpoint is not None else [self.run(model, probe)]
-        flags = [*_changes(model), "--ckpt_path", self.settings.checkpoint or _checkpoint(needs[0])]
+        flags = [*_changes(model, task), "--ckpt_path", self.settings.checkpoint or _checkpoint(needs[0])]
         return self._spec(f"{model}-{task.name}", task, self._files(model, task), flags, needs)
 
     def pretrain(self, model: str, method: str) -> RunSpec:
         """MODEL-pretrain by the model's method."""
         task = spec.pretraining(method)
-        return self._spec(f"{model}-pretrain", task, self._files(model, task), _changes(model), [])
+        return self._spec(f"{model}-pretrain", task, self._files(model, task), _changes(model, task), [])
 
     def before_and_after(self) -> list[RunSpec]:
         """The demo's evaluations of a model as it was initialised and as it was pretrained."""
@@ -176,11 +176,13 @@ class _Planner:
             raise ValueError(f"{self.target.name}: models={model} is not pretrained: {spec.model(model).backbone} is")
         task = spec.pretraining(method)
         # what people watch: it shows its progress, and has the machine for itself, so everything else comes after it
-        pretrain = self._spec("pretrain", task, self._files(model, task), _changes(model), [], log=None)
+        pretrain = self._spec("pretrain", task, self._files(model, task), _changes(model, task), [], log=None)
         pretrain = replace(pretrain, threads=self.settings.threads or 0)
         weights = {"untrained": [], "pretrained": ["--model.init_args.backbone_weights", _checkpoint(pretrain)]}
         return [
-            self._spec(f"{state}-{task.name}", task, self._files(model, task), _changes(model) + flags, [pretrain])
+            self._spec(
+                f"{state}-{task.name}", task, self._files(model, task), _changes(model, task) + flags, [pretrain]
+            )
             for state, flags in weights.items()
             for task in map(spec.task, self.target.tasks)
         ]
@@ -222,12 +224,17 @@ def _checkpoint(run: RunSpec) -> str:
     return str(run.folder / "checkpoints" / "last.ckpt")
 
 
-def _changes(model: str) -> list[str]:
-    """Flags for what a model changes of its overlay."""
-    changes = spec.model(model).changes
-    return [
-        word for key, value in changes.items() for word in (f"--model.init_args.backbone.init_args.{key}", str(value))
-    ]
+def _changes(model: str, task: spec.Task) -> list[str]:
+    """Flags for what a model changes of its overlay, and of the data where it has a side of its own."""
+    entry = spec.model(model)
+    changes = {f"model.init_args.backbone.init_args.{key}": value for key, value in entry.changes.items()}
+    if (side := entry.side) is not None:
+        sides = {"resize": side, "crop": side} | ({"probe_size": side} if task.data == "images" else {})
+        if task.name == "pretrain":
+            sides |= {"multicrop.global_size": side, "multicrop.local_size": side // 2}
+        changes |= {"model.init_args.backbone.init_args.img_size": side}
+        changes |= {f"data.init_args.{key}": value for key, value in sides.items()}
+    return [word for key, value in changes.items() for word in (f"--{key}", str(value))]
 
 
 def _existing(name: str) -> list[str]:

@@ -55,12 +55,14 @@ class Model:
         backbone: its overlay in configs/backbone.
         method: what pretrains it here (dino, supervised); None leaves it as it was initialised.
         changes: arguments of the backbone in place of the overlay's.
+        side: of all its images, in pixels, in place of the data's; of local crops half.
     """
 
     name: str
     backbone: str
     method: str | None
     changes: dict[str, Any] = field(default_factory=dict, hash=False)
+    side: int | None = None
 
 
 def datasets() -> list[str]:
@@ -81,7 +83,8 @@ def pretraining(method: str) -> Task:
 def model(name: str) -> Model:
     """A model of the file, or one of the user's own, which is an overlay's name and is pretrained by DINO."""
     entry = content()["models"].get(name, {})
-    return Model(name, entry.get("backbone", name), entry.get("method", "dino"), entry.get("changes", {}))
+    method, changes = entry.get("method", "dino"), entry.get("changes", {})
+    return Model(name, entry.get("backbone", name), method, changes, entry.get("side"))
 
 
 def names(target: str) -> list[str]:

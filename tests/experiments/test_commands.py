@@ -10,7 +10,7 @@ from tests.test_configs import holds
 
 TARGETS = {
     "imagenet": ["paper", "evaluate", "ranks512"],
-    "demo": ["paper", "evaluate", "study", "demo", "ranks512", "states"],
+    "demo": ["paper", "evaluate", "study", "demo", "ranks512", "states", "sizes"],
 }
 EVERY = [
     run for data, names in TARGETS.items() for run in plan.plan(names, plan.Settings(data=data)) if run.program == "cli"

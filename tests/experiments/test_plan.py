@@ -31,7 +31,7 @@ SIZES = {  # runs of a target's own, and with what they need
         "figure4b": (2, 5), "figure4c": (2, 5), "figure4d": (2, 4), "figure4e": (4, 9), "figure4f": (3, 7),
         "figure5": (6, 13), "figure6": (4, 9), "figure7": (1, 3), "figure8": (1, 3), "figure9": (2, 5), "figure10": (3, 7),
         "figure11": (6, 13), "figure12": (3, 7), "figure13": (1, 1), "ranks": (3, 7), "paper": (25, 36), "demo": (6, 8),
-        "study": (36, 46), "evaluate": (1, 4), "ranks512": (6, 10), "states": (20, 26),
+        "study": (160, 181), "evaluate": (1, 4), "ranks512": (6, 10), "states": (20, 26), "sizes": (27, 37),
     },
 }  # fmt: skip
 
@@ -65,6 +65,7 @@ def test_every_target_is_whole():
         "evaluate",
         "ranks512",
         "states",
+        "sizes",
     } and spec.names("paper") == PAPER
     assert {(t, d) for d, sizes in SIZES.items() for t in sizes} == {*EVERY} | {
         (t, d) for t in ("paper", "figure4") for d in SIZES
@@ -202,6 +203,20 @@ def test_models_as_they_are_initialised(data):
         made("ranks512", models=("vim_base_random",), checkpoint="w.pth")
 
 
+@pytest.mark.parametrize("side", [48, 96, 192])
+def test_sides(side):
+    """Images of a model with a side of its own have it in training and in every evaluation; local crops have half."""
+    runs = [run for run in made("sizes") if f"{side}px" in run.name]
+    assert len(runs) == 3 * 4
+    for run in runs:
+        model, _, task = run.name.partition("px-")
+        assert flag(run, "--model.init_args.backbone.init_args.img_size") == [str(side)]
+        assert flag(run, "--data.init_args.resize") == flag(run, "--data.init_args.crop") == [str(side)]
+        assert flag(run, "--data.init_args.probe_size") == ([] if task == "auc_both" else [str(side)])
+        assert flag(run, "--data.init_args.multicrop.local_size") == ([str(side // 2)] if task == "pretrain" else [])
+        assert f"backbone/{model.rpartition('_')[0]}.yaml" in run.configs
+
+
 def test_states():
     """Each model is the demo's with another state, in training and in each evaluation; nothing is shortened."""
     runs = [run for run in made("states") if run != DEMO_DATA]
@@ -272,12 +287,13 @@ def test_make_shows_without_running(tmp_path):
 
 
 @pytest.mark.parametrize("dry", [False, True])
-def test_make_measures_the_cost_of_states_before_it_draws_them(dry, tmp_path):
-    command = ["make", "-n", "-o", ".venv/.ready", "states", f"RUNS={tmp_path}", *(["DRY=1"] if dry else [])]
+@pytest.mark.parametrize(("target", "script"), [("states", "state_size.py"), ("sizes", "image_sizes.py")])
+def test_make_measures_the_cost_of_a_sweep_before_it_draws_it(target, script, dry, tmp_path):
+    command = ["make", "-n", "-o", ".venv/.ready", target, f"RUNS={tmp_path}", *(["DRY=1"] if dry else [])]
     done = subprocess.run(command, cwd=configs.ROOT.parent, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
-    cost = f"benchmarks/state_size.py --out {tmp_path}/cost.json"
-    assert (cost in done.stdout) == (not dry) and "-m experiments states" in done.stdout.partition(cost)[2 * (not dry)]
-    assert (configs.ROOT.parent / "benchmarks/state_size.py").is_file()
-    (tmp_path / "cost.json").touch()
+    cost, drawn = f"benchmarks/{script} --out {tmp_path}/{target}-cost.json", f"-m experiments {target}"
+    assert (cost in done.stdout) == (not dry) and drawn in done.stdout.partition(cost)[2 * (not dry)]
+    assert (configs.ROOT.parent / "benchmarks" / script).is_file()
+    (tmp_path / f"{target}-cost.json").touch()
     assert cost not in subprocess.run(command, cwd=configs.ROOT.parent, capture_output=True, text=True).stdout

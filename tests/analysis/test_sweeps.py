@@ -1,11 +1,11 @@
-"""The page on the size of the state, from runs of the test's making."""
+"""Pages of models against one thing that is varied, from runs of the test's making."""
 
 import csv
 import json
 
 import pytest
 
-from analysis import states
+from analysis import sweeps
 from experiments import spec
 from tests.analysis.runs import head, map_row, write_run
 
@@ -37,12 +37,12 @@ def test_page(tmp_path, costs):
         runs_of(tmp_path, model, int(model.rpartition("_n")[2]))
     if costs:
         times = {"step_seconds": 0.25, "step_ratio": 1.5, "forward_seconds": 0.01, "forward_ratio": 1.25}
-        rows = [{"n": n, "peak_mib": 500.0, **times} for n in (16, 32, 64, 128, 256)]
-        (tmp_path / "cost.json").write_text(json.dumps({"machine": "a CPU", "date": "2026-11-29", "rows": rows}))
-    paths = states.draw(target, tmp_path)
+        rows = [{"series": "Vim", "x": n, "peak_mib": 500.0, **times} for n in (16, 32, 64, 128, 256)]
+        (tmp_path / "states-cost.json").write_text(json.dumps({"machine": "a CPU", "date": "2026-11-29", "rows": rows}))
+    paths = sweeps.draw(target, tmp_path)
     assert {path.name for path in paths} == {f"states.{end}" for end in ("md", "csv", "html", "png", "pdf")}
     with open(tmp_path / "states.csv") as file:
-        found = {row["n"]: row for row in csv.DictReader(file)}
+        found = {row["x"]: row for row in csv.DictReader(file)}
     assert list(found) == ["16", "32", "64", "128", "256"]
     for row in found.values():
         assert (row["block_rank"], row["block_bound"], row["rank"]) == ("1 to 8", "8", "18 to 20")
@@ -52,9 +52,22 @@ def test_page(tmp_path, costs):
         assert (float(row["step"]), float(row["forward_ratio"])) == (250, 1.25) if costs else "step" not in row
     text = (tmp_path / "states.md").read_text()
     assert ("Cost was not measured: python benchmarks/state_size.py --out" in text) != costs
-    assert "A bound does not hold at N = 32." in text and ("Cost: a CPU." in text) == costs
+    assert "A bound does not hold for Vim 32." in text and ("Cost: a CPU." in text) == costs
 
 
 def test_a_missing_run_is_named(tmp_path):
     with pytest.raises(ValueError, match=r"vim_demo_n16-ranks512/results.json is missing: run make states"):
-        states.draw(spec.target("states"), tmp_path)
+        sweeps.draw(spec.target("states"), tmp_path)
+
+
+def test_several_series(tmp_path):
+    target = spec.target("sizes")
+    for number, model in enumerate(target.models):
+        runs_of(tmp_path, model, 16)
+        write_run(tmp_path, model, "knn", [{"k": 20, "top1": number / 100}])
+    sweeps.draw(target, tmp_path)
+    with open(tmp_path / "sizes.csv") as file:
+        found = {(row["series"], row["x"]): row["knn_top1"] for row in csv.DictReader(file)}
+    assert list(found) == [(name, side) for name in ("ViT", "LinearViT", "Vim") for side in ("48", "96", "192")]
+    assert [float(v) for v in found.values()] == list(range(9))
+    assert "side of an image, px" in (tmp_path / "sizes.md").read_text()
