@@ -10,7 +10,7 @@ from typing import Any
 from analysis.runs import Run
 
 Row = dict[str, Any]
-HEAD_FIELDS = ("n_last_blocks", "pooling", "lr", "weight_decay", "batch_norm")
+HEAD_FIELDS = ("n_last_blocks", "pooling", "lr", "weight_decay", "batch_norm", "block", "stream")
 
 
 def _origin(run: Run) -> Row:
@@ -31,8 +31,10 @@ def describe_head(row: Mapping[str, Any]) -> str:
     """A head of a linear probe in words, as far as a row says what it is."""
     count = row.get("n_last_blocks")
     blocks = None if count is None else "last block" if count == 1 else f"last {count} blocks"
+    blocks, the = (blocks, "the ") if row.get("block") is None else (f"block {row['block']}", "")
     read = row["pooling"].replace("+", " + ") if "pooling" in row else None
-    parts = [f"{read} of the {blocks}" if read and blocks else read or blocks or "head"]
+    parts = [f"{read} of {the}{blocks}" if read and blocks else read or blocks or "head"]
+    parts += [f"{row['stream']} stream"] if row.get("reading") == "other" else []
     parts += ["standardised"] if row.get("batch_norm") else []
     parts += [f"{name} {row[key]:g}" for key, name in (("lr", "lr"), ("weight_decay", "wd")) if key in row]
     return ", ".join(parts)

@@ -122,6 +122,12 @@ class Backbone(nn.Module, ABC):
         """
 
     @property
+    def mixer_heads(self) -> list[tuple[int, int]]:
+        """Heads of each block's token mixer and the channels of one, where :meth:`MixingBackbone.head_outputs` gives
+        them; else nothing."""
+        return []
+
+    @property
     def cls_widths(self) -> list[int]:
         """Width of each block's ``cls`` as :meth:`forward_readouts` gives it."""
         return [info["num_chs"] for info in self.feature_info]
@@ -317,6 +323,15 @@ class MixingBackbone(Backbone):
         Matrices are large, 8 MiB a head at 1,026 tokens in float64: ``max_heads`` takes at most so many of each mixer,
         spread evenly over all.
         """
+
+    def head_outputs(self, images: Tensor, blocks: Sequence[int] = (-1,)) -> list[Tensor]:
+        """What each head of several blocks' mixers gives the class token, in one pass, in the order asked.
+
+        (B, heads, channels) of each block as ``mixer_heads`` says: what the output projection takes, after gates and
+        norms and over both directions of scans; with registers the mean over them, as the embedding is. Side by side
+        and projected they are the mixer's branch at that token. ValueError where the mixers have no heads.
+        """
+        raise ValueError(f"{type(self).__name__} does not give the outputs of its mixers' heads")
 
     def mixes_tokens(self) -> bool:
         """Whether this model has such matrices; where it has not, the methods above raise ValueError."""

@@ -155,6 +155,24 @@ class SequenceBackbone(MixingBackbone):
                 parts[i] = trace.mixer.decompose(trace.mixer_input, max_heads)
         return [parts[i] for i in wanted]
 
+    @property
+    def mixer_heads(self) -> list[tuple[int, int]]:
+        shapes = [getattr(getattr(block, self.mixer_name), "head_shape", None) for block in self._blocks]
+        known = [shape for shape in shapes if shape is not None]  # a mixer that somebody put there need not say
+        return known if len(known) == len(shapes) else []
+
+    def head_outputs(self, images: Tensor, blocks: Sequence[int] = (-1,)) -> list[Tensor]:
+        if not self.mixer_heads:
+            raise ValueError(f"{type(self).__name__}: its mixers' channels are not grouped in heads")
+        wanted = [self.block_index(b) for b in blocks]
+        x, layout = self._embed(images)
+        outputs = {
+            i: layout.readout_mean(trace.mixer.head_outputs(trace.mixer_input))
+            for i, trace in enumerate(self._traces(x))
+            if i in wanted
+        }
+        return [outputs[i] for i in wanted]
+
     # ---- checkpoints --------------------------------------------------------------------------------------
 
     def extra_positions_at(self, grid: tuple[int, int]) -> int:

@@ -29,7 +29,7 @@ class Layout(NamedTuple):
     """(1) position of a class token that stands in the sequence too and is not read out, where there is one."""
 
     def readout_mean(self, tokens: Tensor) -> Tensor:
-        """(B, L, D) to (B, D)."""
+        """(B, L, ...) to (B, ...)."""
         return tokens[:, self.readout].mean(1)
 
     def split(self, tokens: Tensor) -> Features:

@@ -91,7 +91,8 @@ def compare(before: Settings, now: Settings) -> list[Change]:
             changes[key] = Change(key, before[key], now[key])
         elif not known and above is not None:  # such as null, which became a group of options
             changes[above] = Change(above, before.get(above, "options"), now.get(above, "options"))
-        elif not known and any(name.isdigit() for name in key.split(".")):
+        elif not known and before.get(key) != now.get(key) and any(name.isdigit() for name in key.split(".")):
+            # an entry of a list that is longer on one side; null is what an option of an entry was before it came
             changes[key] = Change(key, before.get(key), now.get(key))
     return list(changes.values())
 

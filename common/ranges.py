@@ -27,7 +27,7 @@ RANGES: dict[str, str] = {
     "warmup_teacher_temp_epochs": COUNT, "center_momentum": FRACTION, "freeze_last_layer_epochs": COUNT,
     "num_global_crops": SIZE, "label_smoothing": "[0, 1)", "num_classes": SIZE, "k": SIZE, "temperature": POSITIVE,
     "n_last_blocks": SIZE, "pictures": COUNT, "ignore_index": "(-inf, inf)", "chunk": SIZE, "max_heads": SIZE,
-    "tolerance": NON_NEGATIVE, "blocks": "(-inf, inf)",
+    "tolerance": NON_NEGATIVE, "blocks": "(-inf, inf)", "block": "(-inf, inf)",
     # data
     "batch_size": SIZE, "num_workers": COUNT, "prefetch": SIZE, "shuffle_window": SIZE, "seed": COUNT, "resize": SIZE,
     "crop": SIZE, "probe_size": SIZE, "mean": "(-inf, inf)", "std": POSITIVE, "cache_gib": POSITIVE,

@@ -251,8 +251,7 @@ class BinaryAUCEvaluation(FrozenBackboneModule):
         """Which stream a map reads, and whether it is the one of the family's published results."""
         if name.kind != "similarity":  # rows of M and the controls read none
             return {"stream": self.stream, "reading": "published"}
-        stream = name.stream or self.backbone.resolve_stream(self.stream)
-        return {"stream": stream, "reading": "published" if stream == self.backbone.published_stream else "other"}
+        return self.read_stream(name.stream)
 
     def _intervals(self) -> dict[MapName, tuple[float, float]]:
         """Ends of each map's interval of the mean AUC, and the AUC of every image for :meth:`arrays`.

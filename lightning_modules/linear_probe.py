@@ -15,10 +15,10 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from backbones import Backbone, Stream
 from heads import HeadSpec
-from heads.linear import pool
 from lightning_modules.feature_cache import cache_features
 from lightning_modules.frozen import FrozenBackboneModule
 from lightning_modules.hparams import global_batch_size, record_hyperparameters
+from lightning_modules.places import Places
 from lightning_modules.predicted_classes import PredictsClasses
 from lightning_modules.schedules import cosine_schedule
 
@@ -31,7 +31,8 @@ class LinearProbe(PredictsClasses, FrozenBackboneModule):
 
     Args:
         backbone: frozen.
-        heads: the heads, all fed by one backbone pass.
+        heads: the heads, all fed by one backbone pass for each stream that they read, and one where they read outputs
+            of mixers' heads.
         num_classes: C.
         momentum: of SGD.
         backbone_weights, weights_key, stream: see FrozenBackboneModule.
@@ -43,6 +44,8 @@ class LinearProbe(PredictsClasses, FrozenBackboneModule):
     fixed_on_resume = (
         *FrozenBackboneModule.fixed_on_resume,
         "heads.*.n_last_blocks",
+        "heads.*.block",
+        "heads.*.stream",
         "heads.*.pooling",
         "heads.*.batch_norm",
     )
@@ -64,30 +67,26 @@ class LinearProbe(PredictsClasses, FrozenBackboneModule):
         record_hyperparameters(self, "backbone", "heads")
         if not heads:
             raise ValueError("model.init_args.heads is empty; list at least one head")
-        for head in heads:
-            head.check(backbone.depth, backbone.num_registers)
+        self._places = Places(backbone, heads, self.stream)
         names = [head.name for head in heads]
         if len(set(names)) < len(names):
             raise ValueError(f"heads: {next(n for n in names if names.count(n) > 1)} is listed twice")
         self.specs, self.num_classes = heads, num_classes
-        self.reads = sorted({read for head in heads for read in head.reads})
-        widths = [info["num_chs"] for info in backbone.feature_info]
         self.readouts = True
         """Whether ``cls`` is the embedding where a backbone has no class token; in version 0.1 it was the mean."""
-        cls_widths = backbone.cls_widths
-        self._widths = [(cls_widths if part == "cls" else widths)[block] for block, part in self.reads]
-        self._columns = [[self.reads.index(read) for read in head.reads] for head in heads]
-        if not backbone.embedding_is_cls and any(part == "cls" for _, part in self.reads):
+        if not backbone.embedding_is_cls and any("cls" in head.parts for head in heads):
             rank_zero_info(
                 f"heads: pooling=cls reads the class token; this {type(backbone).__name__}'s embedding, which k-NN "
                 "compares, is pooled from other tokens too (pooling=mean reads the patches)"
             )
-        self.heads = nn.ModuleList(head.build(widths, num_classes, cls_widths) for head in heads)
+        widths = [info["num_chs"] for info in backbone.feature_info]
+        sizes = widths, num_classes, backbone.cls_widths, backbone.mixer_heads
+        self.heads = nn.ModuleList(head.build(*sizes) for head in heads)
         self.top1 = nn.ModuleList(MulticlassAccuracy(num_classes, average="micro") for _ in heads)
         top5 = min(5, num_classes)
         self.top5 = nn.ModuleList(MulticlassAccuracy(num_classes, top_k=top5, average="micro") for _ in heads)
         self.history: list[list[tuple[float, float]]] = []  # per epoch, per head: top-1, top-5
-        self.images_trained = self.images_encoded = 0  # on this device, over all epochs of this run
+        self.images_trained = self.images_encoded = 0  # on this device, over all epochs of this run, once each pass
         self.val_images = SumMetric()
         self._images = 0
 
@@ -100,20 +99,14 @@ class LinearProbe(PredictsClasses, FrozenBackboneModule):
         cache_features(self)
 
     def encode(self, images: Tensor) -> Tensor:
-        """(B, F): what the heads read, ``self.reads`` beside each other, from one pass without gradients."""
-        self.images_encoded += len(images) if self.training else 0
+        """(B, F): all that the heads read, side by side, without gradients; see :class:`Places`."""
+        self.images_encoded += len(images) * self._places.passes if self.training else 0
         with torch.no_grad():
-            read = self.backbone.forward_readouts if self.readouts else self.backbone.forward_intermediates
-            blocks = read(images, -self.reads[0][0], self.stream)
-            return torch.cat([pool(blocks[block], part) for block, part in self.reads], 1)
+            return self._places.read(images, self.readouts)
 
     def logits(self, encoded: Tensor) -> list[Tensor]:
         """(B, F) to the (B, C) of each head."""
-        parts = encoded.split(self._widths, 1)
-        return [
-            head(torch.cat([parts[i] for i in columns], 1))
-            for head, columns in zip(self.heads, self._columns, strict=True)
-        ]
+        return [head(read) for head, read in zip(self.heads, self._places.split(encoded), strict=True)]
 
     def _encoded(self, batch: dict[str, Any]) -> Tensor:
         return batch["features"] if "features" in batch else self.encode(batch["image"])
@@ -195,7 +188,7 @@ class LinearProbe(PredictsClasses, FrozenBackboneModule):
         self.history = [[tuple(v) for v in epoch] for epoch in checkpoint["probe_history"]]
 
     def rows(self) -> list[dict[str, Any]]:
-        """Per head: best and last top-1 and top-5 over the epochs validated so far."""
+        """Per head: what it reads, best and last top-1 and top-5 over the epochs validated so far."""
         rows: list[dict[str, Any]] = []
         for i, spec in enumerate(self.specs):
             top1 = [epoch[i][0] for epoch in self.history]
@@ -205,6 +198,8 @@ class LinearProbe(PredictsClasses, FrozenBackboneModule):
             rows.append(
                 {"head": spec.name}
                 | asdict(spec)
+                | ({} if spec.block is None else {"n_last_blocks": None})
+                | self.read_stream(spec.stream)
                 | {
                     "top1_best": top1[best],
                     "top5_best": self.history[best][i][1],

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from backbones import BlockView, Features
+from backbones import BlockView, Features, Stream
 
 MAP_KINDS = ("similarity", "register_similarity", "token_similarity", "mixing", "mixing_heads", "register_mixing")
 TOKEN = re.compile(r"(cls|first)|(register|patch)(\d+)")
@@ -32,7 +32,7 @@ class MapName(NamedTuple):
     part: str | None = None
     """``head``, ``register`` or ``patch``, where the map is of one of several; ``first``, a class token at index 0."""
     index: int | None = None
-    stream: str | None = None
+    stream: Stream | None = None
     """The stream that is read, where it is the one beside the published."""
 
     def __str__(self) -> str:

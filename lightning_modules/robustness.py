@@ -16,6 +16,7 @@ from heads import HeadSpec
 from lightning_modules.frozen import FrozenBackboneModule
 from lightning_modules.hparams import record_hyperparameters
 from lightning_modules.linear_probe import LinearProbe
+from lightning_modules.places import Places
 
 
 def accepted(logits: Tensor, answers: Tensor, classes: list[int] | None) -> Tensor:
@@ -47,7 +48,7 @@ class RobustnessEvaluation(FrozenBackboneModule):
         head_name: which head of a LinearProbe checkpoint; None takes the one with the best last top-1.
         num_classes: C of a published classifier.
         backbone_weights, weights_key: see FrozenBackboneModule.
-        stream: what a published classifier reads; a LinearProbe checkpoint says it itself.
+        stream: what a published classifier reads where ``head`` does not say; a LinearProbe checkpoint says it itself.
     """
 
     headline = "val/mean_top1"
@@ -89,9 +90,10 @@ class RobustnessEvaluation(FrozenBackboneModule):
                     "{n_last_blocks: 4, pooling: cls}, and give model.init_args.backbone_weights"
                 )
             weight, bias = weights.linear(self._probe)
-            self.spec.check(self.backbone.depth, self.backbone.num_registers)
-            widths = [info["num_chs"] for info in self.backbone.feature_info]
-            self.head = self.spec.build(widths, self.num_classes, self.backbone.cls_widths)
+            backbone, mixer_heads = self.backbone, self.backbone.mixer_heads
+            self.spec.check(backbone.depth, backbone.num_registers, mixer_heads)
+            widths = [info["num_chs"] for info in backbone.feature_info]
+            self.head = self.spec.build(widths, self.num_classes, backbone.cls_widths, mixer_heads)
             if self.head[1].weight.shape != weight.shape:
                 raise ValueError(
                     f"{self._probe} has a weight of {tuple(weight.shape)}; the head {self.spec.name} of this backbone "
@@ -116,8 +118,8 @@ class RobustnessEvaluation(FrozenBackboneModule):
             return
         images, answers = batch["image"][taking_part], batch["answers"][taking_part]
         assert self.spec is not None and self.head is not None
-        read = self.backbone.forward_readouts if self._readouts else self.backbone.forward_intermediates
-        logits = self.head(self.spec.pool(read(images, self.spec.n_last_blocks, self.stream)))
+        places = Places(self.backbone, [self.spec], self.stream)
+        logits = self.head(places.split(places.read(images, self._readouts))[0])
         name, classes = list(self._sets().items())[dataloader_idx]
         if int(answers.max()) >= logits.shape[1] or max(classes or [0]) >= logits.shape[1]:
             raise ValueError(f"sets.{name}: classes up to {int(answers.max())}, the probe has {logits.shape[1]}")

@@ -16,6 +16,7 @@ class SoftmaxAttention(nn.Module):
         if dim % num_heads:
             raise ValueError(f"embed_dim={dim} is not a multiple of num_heads={num_heads}")
         self.num_heads = num_heads
+        self.head_shape = num_heads, dim // num_heads
         self.qkv = nn.Linear(dim, 3 * dim)
         self.proj = nn.Linear(dim, dim)
 
@@ -24,9 +25,15 @@ class SoftmaxAttention(nn.Module):
         q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
         return q, k, v
 
+    def _attend(self, x: Tensor) -> Tensor:
+        """(B, heads, L, D / heads)."""
+        return F.scaled_dot_product_attention(*self._qkv(x))
+
     def forward(self, x: Tensor) -> Tensor:
-        y = F.scaled_dot_product_attention(*self._qkv(x))
-        return self.proj(y.transpose(1, 2).flatten(2))
+        return self.proj(self.head_outputs(x).flatten(2))
+
+    def head_outputs(self, x: Tensor) -> Tensor:
+        return self._attend(x).transpose(1, 2)
 
     def _some(self, x: Tensor, max_heads: int | None) -> tuple[Tensor, ...]:
         """Queries, keys and values of at most so many heads."""

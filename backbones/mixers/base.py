@@ -3,7 +3,9 @@
 Every mixer maps (B, L, D) to (B, L, D) and offers, for the same input,
 ``mixing(x, rows)``: those rows of its token-mixing matrix M, (B, heads, R, L); all rows where ``rows`` is None;
 ``decompose(x, max_heads)``: Y = MX of each direction, with what the mixer itself gives for Y; of at most so many heads,
-spread evenly over all, where a number is given.
+spread evenly over all, where a number is given;
+``head_shape``: heads and channels of each, or None where channels are not grouped in heads; where they are,
+``head_outputs(x)``: what the output projection takes, cut into heads, (B, L, heads, channels).
 """
 
 import math

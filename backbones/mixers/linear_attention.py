@@ -24,15 +24,11 @@ class LinearAttention(SoftmaxAttention):
         return q.softmax(-1), k.softmax(-2 if self.key_axis == "tokens" else -1)
 
     def _attend(self, x: Tensor) -> Tensor:
-        """(B, heads, L, D / heads)."""
         return self._product(*self._qkv(x))
 
     def _product(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         q, k = self._features(q, k)
         return q @ (k.transpose(-1, -2).to(v.dtype) @ v).to(q.dtype)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.proj(self._attend(x).transpose(1, 2).flatten(2))
 
     def _matrix(self, q: Tensor, k: Tensor, rows: Tensor | None = None) -> Tensor:
         q, k = self._features(q, k)

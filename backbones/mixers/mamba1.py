@@ -47,6 +47,7 @@ class BidirectionalMamba1(nn.Module):
         dt_max: float = 0.1, chunk_size: int = 32,
     ) -> None:  # fmt: skip
         super().__init__()
+        self.head_shape = None
         inner, rank = dim * expand, math.ceil(dim / 16)
         self.inner, self.d_state, self.rank, self.chunk_size = inner, d_state, rank, chunk_size
         self.in_proj = nn.Linear(dim, 2 * inner, bias=False)  # x, z

@@ -105,6 +105,7 @@ class BidirectionalMamba2(nn.Module):
             ngroups,
             d_state,
         )
+        self.head_shape = heads, headdim
         self.chunk_size, self.backend, self.eps = chunk_size, backend, 1e-5
         conv_dim = inner + 2 * ngroups * d_state
         self.in_proj = nn.Linear(dim, inner + conv_dim + heads, bias=False)  # z, (x, B, C), dt
@@ -212,6 +213,9 @@ class BidirectionalMamba2(nn.Module):
     def _gated(self, z: Tensor, forward: Tensor, backward: Tensor) -> Tensor:
         """The mean of both scans' gated and normalised outputs."""
         return (self.norm(forward, z) + self.norm_b(backward, z)) / 2
+
+    def head_outputs(self, u: Tensor) -> Tensor:
+        return self._gated(*self.scan(u)).unflatten(-1, self.head_shape)
 
     def mixing(self, u: Tensor, rows: Tensor | None = None) -> Tensor:
         """Rows of (M_forward + M_backward) / 2 with their skips D, before gating and normalisation."""

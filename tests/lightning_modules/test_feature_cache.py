@@ -58,7 +58,7 @@ def test_another_module_makes_its_own_features(shards):
         torch.manual_seed(seed)
         probe = LinearProbe(
             VisionTransformer(img_size=16, patch_size=4, embed_dim=16, depth=1, num_heads=2),
-            [HeadSpec(1)],
+            [HeadSpec(1), HeadSpec(block=0, pooling="head1+mean", stream="branch")],
             num_classes=10,
         )
         trainer(max_epochs=1).fit(probe, data)

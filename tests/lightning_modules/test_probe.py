@@ -7,6 +7,7 @@ from torch.utils.data import DataLoader
 
 from backbones import MambaReg, VisionMamba
 from lightning_modules import HeadSpec, LinearProbe, RobustnessEvaluation
+from lightning_modules.places import Places
 from lightning_modules.robustness import accepted
 
 SMALL = {"img_size": 16, "patch_size": 4, "embed_dim": 16, "depth": 8, "d_state": 4, "headdim": 8}
@@ -15,6 +16,12 @@ SMALL = {"img_size": 16, "patch_size": 4, "embed_dim": 16, "depth": 8, "d_state"
 def backbone(**kwargs):
     torch.manual_seed(0)
     return VisionMamba(**SMALL | kwargs)
+
+
+def read(model, spec, images, stream="published"):
+    """What one head reads."""
+    places = Places(model, [spec], stream)
+    return places.split(places.read(images))[0]
 
 
 class Batches(LightningDataModule):
@@ -60,7 +67,7 @@ def test_features_of_the_last_blocks_by_hand(n):
     for hook in hooks:
         hook.remove()
     wanted = torch.cat([model.norm_f(branch)[:, 8] for branch in branches[-n:]], 1)
-    found = HeadSpec(n_last_blocks=n).pool(model.forward_intermediates(images, n))
+    found = read(model, HeadSpec(n_last_blocks=n), images)
     torch.testing.assert_close(found, wanted, atol=1e-12, rtol=0)
 
 
@@ -97,9 +104,9 @@ def test_registers_one_by_one():
     model = MambaReg(**SMALL | {"depth": 2, "num_registers": 3}).eval()
     images = torch.randn(2, 3, 16, 16)
     features = model.forward_intermediates(images, 2)
-    read = HeadSpec(2, "register2+register0").pool(features)
+    found = read(model, HeadSpec(2, "register2+register0"), images)
     wanted = [f.registers[:, r] for r in (2, 0) for f in features]
-    assert torch.equal(read, torch.cat(wanted, 1))
+    assert torch.equal(found, torch.cat(wanted, 1))
     with pytest.raises(ValueError, match=r"pooling='cls\+register3': this backbone has 3 registers, counted from 0"):
         LinearProbe(model, [HeadSpec(1, "cls+register3")])
     with pytest.raises(ValueError, match=r"this backbone has 0 registers"):
