@@ -199,7 +199,7 @@ class _Planner:
             files.append(f"task/{task.config}_demo.yaml")
         wanted = self.target.options.get("overlays", True)
         if task.overlay in wanted if isinstance(wanted, list) else wanted:
-            for name in (task.overlay, f"{model}-{task.overlay}"):
+            for name in dict.fromkeys((task.overlay, f"{backbone}-{task.overlay}", f"{model}-{task.overlay}")):
                 files += _existing(f"paper/{self.target.data}/{name}.yaml")
         return files
 
