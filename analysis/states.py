@@ -15,6 +15,7 @@ import numpy as np
 from analysis.figure_pages import SCORE
 from analysis.pages import COLOURS, picture, save_figure
 from analysis.rank_tables import spread
+from analysis.readings import knn_top1
 from analysis.renderers import renderer
 from analysis.runs import Run, complete_run, read_json
 from analysis.tables import Table, show_value, write_page
@@ -80,7 +81,7 @@ def measure(runs: Path, model: str) -> dict[str, Any]:
         "similarity_other": auc.maps("similarity", reading="other")[-1][SCORE],
         "mixing": auc.maps("mixing")[-1][SCORE],
         "linear_top1": 100 * max(row["top1_last"] for row in run("probe").rows),
-        "knn_top1": 100 * next(row["top1"] for row in run("knn").rows if row["k"] == 20),
+        "knn_top1": 100 * knn_top1(run("knn"), 20),
         "bound_holds": all(row["bound_holds"] for row in ranks.rows),
     }
 

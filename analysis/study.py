@@ -12,6 +12,7 @@ import numpy as np
 
 from analysis.figure_pages import SCORE
 from analysis.pages import COLOURS, picture, save_figure
+from analysis.readings import knn_top1
 from analysis.renderers import renderer
 from analysis.runs import Run, complete_run
 from analysis.tables import Table, write_page
@@ -45,7 +46,7 @@ def measure(folder: Path, model: str) -> dict[str, float]:
     whole = [row for row in ranks.rows if row["direction"] in ("attention", "both")]
     return {
         "linear_top1": 100 * max(row["top1_last"] for row in _run(folder, model, "probe").rows),
-        "knn_top1": 100 * next(row["top1"] for row in _run(folder, model, "knn").rows if row["k"] == 20),
+        "knn_top1": 100 * knn_top1(_run(folder, model, "knn"), 20),
         "auc_similarity": auc.maps("similarity")[-1][SCORE],
         "auc_mixing": auc.maps("mixing")[-1][SCORE],
         "effective_rank": float(np.mean([row["effective_rank_mean"] for row in whole])),
