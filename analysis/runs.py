@@ -56,14 +56,14 @@ class Run:
         return [map_fields(row) if "map" in row else row for row in self.results["rows"]]
 
     @property
-    def ways(self) -> list[str | None]:
-        """How its maps were compared with the masks, the first first; one None where it does not say."""
-        return list(dict.fromkeys(row.get("compare") for row in self.every_row))
+    def ways(self) -> list[str]:
+        """How its maps were scored, the first first; on the grid, where rows are from before there were other ways."""
+        return list(dict.fromkeys(row.get("compare", "grid") for row in self.every_row))
 
     @cached_property
     def rows(self) -> list[dict[str, Any]]:
-        """The same, without those of the other ways in which the same maps were compared with the masks."""
-        return [row for row in self.every_row if row.get("compare") == self.ways[0]]
+        """The same; of maps scored in several ways, those of the first."""
+        return [row for row in self.every_row if row.get("compare", "grid") == self.ways[0]]
 
     @cached_property
     def config(self) -> dict[str, Any]:
@@ -79,7 +79,7 @@ class Run:
         ``reading`` is ``published`` or ``other``, the stream beside it, where a run scored both; None takes the
         published one, and the other where a run read that alone. ``way`` is one of ``ways``; None for the first.
         """
-        rows = self.rows if way is None else [row for row in self.every_row if row.get("compare") == way]
+        rows = self.rows if way is None else [row for row in self.every_row if row.get("compare", "grid") == way]
         rows = [row for row in rows if row["kind"] == kind and row["part"] == part]
         for wanted in ("published", "other") if reading is None else (reading,):
             if found := [row for row in rows if row.get("reading", "published") == wanted]:

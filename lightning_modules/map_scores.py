@@ -18,8 +18,8 @@ from metrics import BinaryAUC, Comparison, Difference, PooledAUC, bootstrap_mean
 
 POOLED = "pooled"
 Way = Comparison | Literal["pooled"]
-"""``grid``, ``area``, ``mask``: the mean over images of :func:`metrics.binary_auc`; ``pooled``: all images' cells at once,
-:class:`metrics.PooledAUC`."""
+"""``grid``, ``area``, ``mask``: the mean over images of :func:`metrics.binary_auc`; ``pooled``: all images' cells at
+once, :class:`metrics.PooledAUC`."""
 WAYS: tuple[Way, ...] = ("grid", "area", "mask", "pooled")
 
 Scores = list[dict[str, Any]]
