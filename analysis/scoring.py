@@ -24,22 +24,22 @@ Row = dict[str, Any]
 CONTROLS = {"shuffled": "shuffled", "position": "distance to the centre"}
 PUBLISHED = "grid"
 WAYS = {
-    "grid": f"""the mask is brought to the map's grid, a cell by the pixel nearest to its centre; each image has its AUC,
-and m is the mean over images. This is the published way. The paper says that the mask is resized to the grid; that the
-nearest pixel is taken, and that m is a mean over images, is our reading {INFERRED}.""",
+    "grid": f"""the mask is brought to the map's grid, a cell by the pixel nearest to its centre; each image has its
+AUC, and m is the mean over images. This is the published way. The paper says that the mask is resized to the grid; that
+the nearest pixel is taken, and that m is a mean over images, is our reading {INFERRED}.""",
     "area": """the same, but a cell is foreground where at least half of its pixels that take part are.""",
     "mask": """the map is made as large as the mask, bilinearly, and scored against every pixel; again the mean over
 images.""",
     "pooled": """on the grid as the published way has it, but the cells of all images are scored at once, with one
 threshold for all; an image of one class counts too. There is no AUC of an image, so no mean of max(AUC, 1−AUC).""",
 }
-NOTE = f"""m is Binary-AUC, of the last block's maps, and its interval that of 95 % by the bootstrap over images: {DRAWS:,}
-draws of the mean over images; {POOLED_DRAWS} of the pooled AUC, which is computed anew, exactly, of each draw's images.
-max(m, 1−m) leaves the sign of a map free; the mean of max(AUC, 1−AUC) over images exceeds 0.5 for maps of no meaning too:
-shuffled maps show by how much."""
-DIFFERENCE_NOTE = """Of m by each way less m by {first}, over the images that both scored, by the paired bootstrap. Where m
-by {first} is below 0.5 the sign is turned, so that above 0 the map scores higher by this way. p is of each line alone,
-at least one in the number of draws."""
+NOTE = f"""m is Binary-AUC, of the last block's maps, and its interval that of 95 % by the bootstrap over images:
+{DRAWS:,} draws of the mean over images; {POOLED_DRAWS} of the pooled AUC, which is computed anew, exactly, of the
+images of each draw. max(m, 1−m) leaves the sign of a map free; the mean of max(AUC, 1−AUC) over images exceeds 0.5 for
+maps of no meaning too: shuffled maps show by how much."""
+DIFFERENCE_NOTE = """Of m by each way less m by {first}, over the images that both scored, by the paired bootstrap.
+Where m by {first} is below 0.5 the sign is turned, so that above 0 the map scores higher by this way. p is of each line
+alone, at least one in the number of draws."""
 ORDER_NOTE = """By max(m, 1−m). ≈ stands where the 95 % interval of the paired difference of neighbours holds 0; by the
 pooled AUC models are ordered by their numbers alone."""
 WHICH = {"model": "model", "training": "training", "what": "map", "read": "stream that is read"}

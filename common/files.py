@@ -61,12 +61,10 @@ def write_npz(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
 
 
 def to_csv(rows: Iterable[Mapping[str, Any]], columns: Sequence[str] | None = None) -> str:
-    """Rows to CSV with a header; ``columns`` are all that some row has unless named, and others are left out."""
+    """Rows to CSV with a header; ``columns`` are those of the first row unless named, and others are left out."""
     rows = list(rows)
     buffer = io.StringIO()
-    writer = csv.DictWriter(
-        buffer, columns or [*dict.fromkeys(key for row in rows for key in row)], extrasaction="ignore"
-    )
+    writer = csv.DictWriter(buffer, rows[0].keys() if columns is None else columns, extrasaction="ignore")
     writer.writeheader()
     writer.writerows(rows)
     return buffer.getvalue()

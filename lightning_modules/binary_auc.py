@@ -245,9 +245,7 @@ class BinaryAUCEvaluation(ReadsBoth):
         if self.trainer.sanity_checking:
             return
         self._rows = [
-            self._fields(name) | found[way][name] | {"compare": way}
-            for way in self.compare
-            for name in (*self.names, *CONTROLS)
+            self._fields(name) | found[way][name] for way in self.compare for name in (*self.names, *CONTROLS)
         ]
         for row in self._rows[: len(self.names) + len(CONTROLS)]:
             self.log_dict({f"maps/{row['map']}/{kind}": row[kind] for kind in SCORES})

@@ -14,13 +14,15 @@ from torch import Tensor, nn
 from common.collectives import gather_rows
 from common.precision import exact
 from lightning_modules.maps import SCORES
-from metrics import BinaryAUC, Comparison, Difference, PooledAUC, bootstrap_means, difference_of, interval, sides
+from metrics import BinaryAUC, Comparison, PooledAUC, bootstrap_means, difference_of, interval, sides
 
 POOLED = "pooled"
 Way = Comparison | Literal["pooled"]
 """``grid``, ``area``, ``mask``: the mean over images of :func:`metrics.binary_auc`; ``pooled``: all images' cells at
 once, :class:`metrics.PooledAUC`."""
 WAYS: tuple[Way, ...] = ("grid", "area", "mask", "pooled")
+
+DIFFERENCE = ("difference", "difference_low", "difference_high", "difference_p", "difference_images")
 
 Scores = list[dict[str, Any]]
 """Of each map."""
@@ -88,30 +90,30 @@ class GridScores(nn.Module):
         first = images[self.ways[0]]
         found: dict[Way, Scores] = {}
         for way in self.ways:
-            if way == POOLED:
-                found[way] = self._of_cells(order, first)
-            else:
-                found[way] = self._of_images(way, images[way])
-                if way != self.ways[0]:
-                    beside = images[way] - first
-                    both, draws = ~np.isnan(beside[:, 0]), _draws(beside)
-                    for k, row in enumerate(found[way]):
-                        row |= _difference(beside[both, k].mean() if both.any() else np.nan, draws[:, k], both)
+            found[way] = self._of_cells(order, first) if way == POOLED else self._of_images(way, images[way], first)
         self._reset()
         return found, images
 
-    def _of_images(self, way: Way, aucs: np.ndarray) -> Scores:
-        """The metric's three forms, and the interval of the first."""
+    def _of_images(self, way: Way, aucs: np.ndarray, first: np.ndarray) -> Scores:
+        """The metric's three forms, the interval of the mean, and how the mean differs from the first way's."""
         metric = self.metrics[way]
         values = {k: v.reshape(-1) for k, v in metric.compute().items()}  # torchmetrics squeezes a single map's
         metric.reset()
         draws = _draws(aucs)
-        return [
+        rows: Scores = [
             {kind: values[kind][k].item() for kind in SCORES}
             | _ends(draws[:, k])
-            | {"images": int(values["images"]), "skipped": int(values["skipped"])}
+            | {"images": int(values["images"]), "skipped": int(values["skipped"]), "compare": way}
             for k in range(self.num_maps)
         ]
+        if way != self.ways[0]:
+            beside = aucs - first
+            both, apart = ~np.isnan(beside[:, 0]), _draws(beside)
+            for k, row in enumerate(rows):
+                row |= _difference(_mean(beside[both, k]), apart[:, k], both)
+        elif len(self.ways) > 1:  # tables have the same columns in every row
+            rows = [row | dict.fromkeys(DIFFERENCE) for row in rows]
+        return rows
 
     def _of_cells(self, order: np.ndarray, first: np.ndarray) -> Scores:
         """Of all images' cells at once, and how it differs from the mean of those images that the first way scored."""
@@ -129,10 +131,14 @@ class GridScores(nn.Module):
             means = bootstrap_means(first[both, k], len(of_both))[:, 0] if both.any() else of_both
             found.append(
                 {"auc": auc, "auc_normalized": None, "auc_of_mean_normalized": max(auc, 1 - auc), **_ends(draws)}
-                | {"images": int(there.sum()), "skipped": int((~there).sum())}
-                | _difference(auc_of_both - (first[both, k].mean() if both.any() else np.nan), of_both - means, both)
+                | {"images": int(there.sum()), "skipped": int((~there).sum()), "compare": POOLED}
+                | _difference(auc_of_both - _mean(first[both, k]), of_both - means, both)
             )
         return found
+
+
+def _mean(values: np.ndarray) -> float:
+    return float(values.mean()) if len(values) else float("nan")
 
 
 def _draws(values: np.ndarray) -> np.ndarray:
@@ -151,8 +157,5 @@ def _ends(draws: np.ndarray) -> dict[str, float]:
 def _difference(mean: float, draws: np.ndarray, both: np.ndarray) -> dict[str, Any]:
     """Columns of a way's difference from the first, from its draws over the images that both scored."""
     draws = draws[~np.isnan(draws)]
-    found = difference_of(float(mean), draws) if len(draws) else Difference(*[float("nan")] * 4)
-    return {
-        "difference": found.mean, "difference_low": found.low, "difference_high": found.high,
-        "difference_p": found.p, "difference_images": int(both.sum()),
-    }  # fmt: skip
+    found = difference_of(mean, draws) if len(draws) else [float("nan")] * 4
+    return dict(zip(DIFFERENCE, (*found, int(both.sum())), strict=True))
