@@ -49,14 +49,14 @@ lint: setup ## ruff and mypy
 # every run; LAUNCH starts it (srun), and has it resume what it finds; make -n prints the command, DRY=1 the runs.
 EXPERIMENTS = demo paper study evaluate ranks512 states sizes
 TARGETS = table1 table2 table3 table4 table5 table6 figure1 figure2 figure3 figure4 figure5 figure6 figure7 figure8 figure9 \
-  figure10 figure11 figure12 figure13 ranks
+  figure10 figure11 figure12 figure13 ranks scoring
 PARTS = figure4a figure4b figure4c figure4d figure4e figure4f
 .PHONY: $(EXPERIMENTS) $(TARGETS) $(PARTS)
 .NOTPARALLEL: # targets share runs; JOBS says how many runs at once
 RUNS ?= $(RUN)
 
 demo: ## the main job on embedded data, on a CPU in minutes (SEED=1 for another seed)
-paper: ## table1 … table6, figure1 … figure13, ranks, all; DATA=demo on embedded data
+paper: ## table1 … table6, figure1 … figure13, ranks, scoring, all; DATA=demo on embedded data
 study: ## softmax, linear attention and Mamba of equal size, trained and not, five seeds, on embedded data
 evaluate: ## a linear probe once more on a split held out: CHECKPOINT=probe.ckpt MODELS=its backbone
 

@@ -75,7 +75,7 @@ def show(row: Mapping[str, Any], column: str) -> str:
     return show_value(row, column)
 
 
-def _missing(target: Target, runs: Path, rows: list[dict[str, Any]]) -> str:
+def missing(target: Target, runs: Path, rows: list[dict[str, Any]]) -> str:
     """Sentences on what did not run, or not to its end."""
     text, found = "", target.found(runs)
     if missing := [model for model in target.models if model not in {run.model for run in found}]:
@@ -110,7 +110,7 @@ def figure(kind: str, note: str, dpi: int = 110) -> Callable[[Drawing], Drawing]
         @renderer(kind)
         def draw(target: Target, runs: Path) -> list[Path]:
             fig, rows = drawing(target, target.some(runs))
-            text = f"{note}{_missing(target, runs, rows)} Data: {DATA[target.data]}."
+            text = f"{note}{missing(target, runs, rows)} Data: {DATA[target.data]}."
             return write_figure(target, runs, fig, text, Table(COLUMNS, rows, show).filled(), dpi)
 
         return drawing

@@ -22,6 +22,15 @@ def readings(run: Run, kind: str, part: str | None = None) -> dict[str, list[dic
     return {reading: rows for reading, rows in found.items() if rows}
 
 
+def knn_top1(run: Run, k: int | None = None) -> float:
+    """Of k neighbours in the published reading; of the headline's k unless told."""
+    return float(
+        next(
+            row["top1"] for row in run.rows if row.get("reading", "published") == "published" and k in (None, row["k"])
+        )
+    )
+
+
 def ends(row: Mapping[str, Any], score: str = SCORE) -> tuple[float, float] | None:
     """The 95 % interval of a row's mean AUC (``auc``), or of max(m, 1 − m); None where the run has none."""
     low, high = row.get("auc_low"), row.get("auc_high")

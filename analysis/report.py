@@ -18,6 +18,7 @@ from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from analysis.pages import page, picture
+from analysis.readings import knn_top1
 from analysis.renderers import renderer
 from analysis.runs import Run, complete_run, read_json
 from analysis.tables import Table
@@ -48,7 +49,7 @@ def collect(run: Path) -> dict[str, Any]:
         similarity = _run(run, f"{model}-auc").maps("similarity")[-1]
         report[model] = {
             "linear_top1": 100 * max(row["top1_last"] for row in _run(run, f"{model}-probe").rows),
-            "knn_top1": 100 * _run(run, f"{model}-knn").rows[0]["top1"],
+            "knn_top1": 100 * knn_top1(_run(run, f"{model}-knn")),
             **{k: similarity[k] for k in ("auc", "auc_normalized", "auc_of_mean_normalized")},
         }
     controls = {kind: _run(run, "pretrained-auc").maps(kind)[0] for kind in ("shuffled", "position")}

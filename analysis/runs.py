@@ -51,9 +51,19 @@ class Run:
         return bool(self.results.get("complete", True))
 
     @cached_property
-    def rows(self) -> list[dict[str, Any]]:
+    def every_row(self) -> list[dict[str, Any]]:
         """The table's rows; those of maps with their fields."""
         return [map_fields(row) if "map" in row else row for row in self.results["rows"]]
+
+    @property
+    def ways(self) -> list[str]:
+        """How its maps were scored, the first first; on the grid, where rows are from before there were other ways."""
+        return list(dict.fromkeys(row.get("compare", "grid") for row in self.every_row))
+
+    @cached_property
+    def rows(self) -> list[dict[str, Any]]:
+        """The same; of maps scored in several ways, those of the first."""
+        return [row for row in self.every_row if row.get("compare", "grid") == self.ways[0]]
 
     @cached_property
     def config(self) -> dict[str, Any]:
@@ -61,13 +71,16 @@ class Run:
         path = self.folder / self.record.get("config", "config.yaml")
         return yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else {}
 
-    def maps(self, kind: str, part: str | None = None, reading: str | None = None) -> list[dict[str, Any]]:
+    def maps(
+        self, kind: str, part: str | None = None, reading: str | None = None, way: str | None = None
+    ) -> list[dict[str, Any]]:
         """Rows of the maps of a kind and part, from the first block to the last; None asks for maps of whole blocks.
 
         ``reading`` is ``published`` or ``other``, the stream beside it, where a run scored both; None takes the
-        published one, and the other where a run read that alone.
+        published one, and the other where a run read that alone. ``way`` is one of ``ways``; None for the first.
         """
-        rows = [row for row in self.rows if row["kind"] == kind and row["part"] == part]
+        rows = self.rows if way is None else [row for row in self.every_row if row.get("compare", "grid") == way]
+        rows = [row for row in rows if row["kind"] == kind and row["part"] == part]
         for wanted in ("published", "other") if reading is None else (reading,):
             if found := [row for row in rows if row.get("reading", "published") == wanted]:
                 return found

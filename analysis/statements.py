@@ -10,7 +10,7 @@ from analysis.readings import SCORE
 from analysis.runs import Run
 from analysis.tables import Section, Table, show_value
 from analysis.targets import Target
-from metrics import paired_difference
+from metrics import Difference, paired_difference
 
 DEMO = "These are small models on embedded scenes: nothing here compares with the paper."
 COLUMNS = {
@@ -103,25 +103,32 @@ def _name(target: Target, side: str | Mapping[str, Any]) -> str:
     ]
 
 
-def _interval(first: Row, second: Row) -> str | None:
-    """Of the difference of max(m, 1 − m), by a paired bootstrap over the images that both scored."""
+def paired(first: Row, second: Row) -> Difference | None:
+    """Of max(m, 1 − m), by a paired bootstrap over the images that both scored; None where runs did not keep them."""
     scores = [_per_image(row) for row in (first, second)]
     if scores[0] is None or scores[1] is None or scores[0].shape != scores[1].shape:
         return None
     both = ~(np.isnan(scores[0]) | np.isnan(scores[1]))
     if not both.any():
         return None
-    found = paired_difference(scores[0][both], scores[1][both])
-    return f"{found.low:+.3f} to {found.high:+.3f}"
+    return paired_difference(scores[0][both], scores[1][both])
+
+
+def _interval(first: Row, second: Row) -> str | None:
+    found = paired(first, second)
+    return None if found is None else f"{found.low:+.3f} to {found.high:+.3f}"
 
 
 def _per_image(row: Row) -> np.ndarray | None:
     """(n) AUC of each image, negated about 0.5 where the mean is below; None where the run did not keep them."""
     run = row.get("run")
-    if not isinstance(run, Run) or "image_auc" not in run.kept_arrays:
+    if not isinstance(run, Run):
         return None
-    names = run.kept_arrays["image_auc_names"].tolist()
-    values = run.kept_arrays["image_auc"][:, names.index(row["map"])].astype(np.float64)
+    way = row.get("compare", run.ways[0])
+    kept = run.kept_arrays.get("image_auc" if way == run.ways[0] else f"image_auc/{way}")
+    if kept is None:
+        return None
+    values = kept[:, run.kept_arrays["image_auc_names"].tolist().index(row["map"])].astype(np.float64)
     return values if row["auc"] >= 0.5 else 1 - values
 
 

@@ -76,8 +76,8 @@ class Study(NamedTuple):
         ]
 
     def streams(self, model: str) -> list[str]:
-        """The streams that were read, the published one first."""
-        found = {v.stream: not v.published for v in self.values if v.model == model and v.stream != "-"}
+        """The streams whose maps were read, the published one first; k-NN's is the residual one in every family."""
+        found = {v.stream: not v.published for v in self.values if v.model == model and v.metric == "auc"}
         return sorted(found, key=lambda stream: found[stream])
 
 

@@ -16,6 +16,7 @@ import numpy as np
 from analysis.figure_pages import SCORE
 from analysis.pages import COLOURS, picture, save_figure
 from analysis.rank_tables import spread
+from analysis.readings import knn_top1
 from analysis.renderers import renderer
 from analysis.runs import Run, complete_run, read_json
 from analysis.tables import Table, show_value, write_page
@@ -101,7 +102,7 @@ _READERS = {
     "ranks512": _ranks,
     "auc_both": _auc,
     "probe": lambda run: {"linear_top1": 100 * max(row["top1_last"] for row in run.rows)},
-    "knn": lambda run: {"knn_top1": 100 * next(row["top1"] for row in run.rows if row["k"] == 20)},
+    "knn": lambda run: {"knn_top1": 100 * knn_top1(run, 20)},
 }
 """What a task's run gives."""
 

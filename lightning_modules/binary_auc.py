@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from backbones import Backbone, BlockView, Features, MixingBackbone, SequenceBackbone, Stream
-from common.collectives import gather_objects, gather_rows
+from backbones import Backbone, BlockView, MixingBackbone, SequenceBackbone, Stream
+from common.collectives import gather_objects
 from common.pictures import pictures
-from lightning_modules.frozen import FrozenBackboneModule
 from lightning_modules.hparams import record_hyperparameters
+from lightning_modules.map_scores import GridScores, Way, check_ways
 from lightning_modules.maps import (
     CONTROLS,
     MAP_KINDS,
@@ -29,12 +29,13 @@ from lightning_modules.maps import (
     shuffled,
     token_maps,
 )
-from metrics import BinaryAUC, bootstrap_means, interval, position_map
+from lightning_modules.readings import Readings, ReadsBoth
+from metrics import position_map
 
 logger = logging.getLogger(__name__)
 
 
-class BinaryAUCEvaluation(FrozenBackboneModule):
+class BinaryAUCEvaluation(ReadsBoth):
     """Scores several maps of several blocks in one pass over images with masks.
 
     Batches hold ``image``, ``mask`` and ``key``. Beside the maps asked for stand two controls: ``shuffled``, the last
@@ -61,6 +62,10 @@ class BinaryAUCEvaluation(FrozenBackboneModule):
         tokens: which tokens ``token_similarity`` reads: ``cls``, the one that is read out; ``first``, Vim's class token
             at index 0, with position; ``registerN``; ``patchN``, in raster order. None for ``cls``, ``first`` where
             there is one, and five patches spread evenly.
+        compare: ways of scoring, each of the same maps: ``grid``, the paper's, ``area`` and ``mask`` are the mean over
+            images of :func:`metrics.binary_auc` so compared; ``pooled`` is the AUC of all images' cells at once, as on
+            the grid, with one threshold. The first, which has a score of each image, is what is logged and what tables
+            and figures show; the others' rows come after its rows, with their paired differences from it.
 
     Raises:
         ValueError: for unknown kinds or tokens, or where the backbone has none of them.
@@ -77,13 +82,13 @@ class BinaryAUCEvaluation(FrozenBackboneModule):
         pictures: int = 0,
         backbone_weights: str | None = None,
         weights_key: str = "teacher",
-        stream: Stream | Literal["both"] = "published",
+        stream: Readings = "published",
         tokens: list[str] | None = None,
+        compare: list[Way] = ["grid"],  # noqa: B006
     ) -> None:
-        super().__init__(backbone, backbone_weights, weights_key, "published" if stream == "both" else stream)
+        super().__init__(backbone, backbone_weights, weights_key, stream)
         record_hyperparameters(self, "backbone")
-        other: Stream = "branch" if backbone.published_stream == "residual" else "residual"
-        self._other = other if stream == "both" else None
+        check_ways(compare)
         if not maps or any(kind not in MAP_KINDS for kind in maps):
             raise ValueError(f"model.init_args.maps={maps}; allowed: {', '.join(MAP_KINDS)}")
         if unknown := [name for name in tokens or [] if not TOKEN.fullmatch(name)]:
@@ -103,16 +108,15 @@ class BinaryAUCEvaluation(FrozenBackboneModule):
         self.blocks = backbone.block_indices(backbone.depth if blocks == "all" else blocks)
         if not self.blocks:
             raise ValueError("model.init_args.blocks is empty; name at least one block, or all")
-        self.ignore_index, self.pictures = ignore_index, pictures
+        self.ignore_index, self.pictures, self.compare = ignore_index, pictures, list(compare)
         self._pictures: list[dict[str, Any]] = []
         self.names: list[MapName] = []
         self._grids: dict[tuple[int, int], list[MapName]] = {}
-        self.metrics: nn.ModuleDict | None = None
+        self.scores: nn.ModuleDict | None = None
         self._kept: list[dict[str, Any]] = []
         self._predicted = 0  # images of this device
         self._rows: list[dict[str, Any]] = []
         self._keys: list[str] = []
-        self._aucs: dict[tuple[int, int], list[Tensor]] = {}  # (images, maps) of each batch
         self._per_image: dict[str, np.ndarray] = {}
 
     def named_maps(self, images: Tensor) -> dict[MapName, Tensor]:
@@ -127,17 +131,21 @@ class BinaryAUCEvaluation(FrozenBackboneModule):
             named |= block_maps(block, view, self.maps)
         if "token_similarity" in self.maps:
             named |= self._token_maps(images, self.stream)
-        if self._other is not None and (kinds := [kind for kind in self.maps if "similarity" in kind]):
-            others: dict[MapName, Tensor] = {}
-            features = self._read_other(images)
-            for block, found in zip(self.blocks, features, strict=False):
-                others |= block_maps(block, BlockView(found), kinds)
-            if features and "token_similarity" in kinds:
-                others |= self._token_maps(images, self._other)
-            named |= {name._replace(stream=self._other): scores for name, scores in others.items()}
+        named |= self.read_other(lambda stream: self._similarities(images, stream)) or {}
         if not named:
             raise ValueError(f"model.init_args.maps={self.maps}: {type(backbone).__name__} has none of these maps")
         return named
+
+    def _similarities(self, images: Tensor, stream: Stream) -> dict[MapName, Tensor]:
+        """The maps asked for that read a stream, in the one beside the published."""
+        others: dict[MapName, Tensor] = {}
+        if kinds := [kind for kind in self.maps if "similarity" in kind]:
+            features = self.backbone.forward_intermediates(images, self.blocks, stream)
+            for block, found in zip(self.blocks, features, strict=True):
+                others |= block_maps(block, BlockView(found), kinds)
+            if "token_similarity" in kinds:
+                others |= self._token_maps(images, stream)
+        return {name._replace(stream=stream): scores for name, scores in others.items()}
 
     def _token_maps(self, images: Tensor, stream: Stream) -> dict[MapName, Tensor]:
         """Maps of ``tokens`` in a stream, in a pass of its own."""
@@ -154,16 +162,6 @@ class BinaryAUCEvaluation(FrozenBackboneModule):
             named |= token_maps(block, found, None if twins is None else twins[i], self.tokens)
         return named
 
-    def _read_other(self, images: Tensor) -> list[Features]:
-        """Features in the stream beside the published one; none, said once, where the backbone does not give it."""
-        assert self._other is not None
-        try:
-            return self.backbone.forward_intermediates(images, self.blocks, self._other)
-        except ValueError as error:
-            logger.warning("stream=both: %s; the published one alone is scored", error)
-            self._other = None
-            return []
-
     @property
     def _shuffled_from(self) -> MapName:
         """The map that is shuffled: the last block's first."""
@@ -177,8 +175,11 @@ class BinaryAUCEvaluation(FrozenBackboneModule):
             self._grids.setdefault((scores.shape[-2], scores.shape[-1]), []).append(name)
         shuffled_grid = next(grid for grid, names in self._grids.items() if self._shuffled_from in names)
         self._grids[shuffled_grid] += CONTROLS
-        self.metrics = nn.ModuleDict(
-            {grid_name(grid): BinaryAUC(len(names), self.ignore_index) for grid, names in self._grids.items()}
+        self.scores = nn.ModuleDict(
+            {
+                grid_name(grid): GridScores(grid, len(names), self.ignore_index, self.compare)
+                for grid, names in self._grids.items()
+            }
         ).to(images.device)
 
     def _shown(self, images: Tensor) -> np.ndarray:
@@ -187,9 +188,9 @@ class BinaryAUCEvaluation(FrozenBackboneModule):
 
     def validation_step(self, batch: dict[str, Any], batch_idx: int) -> None:
         images = batch["image"]
-        if self.metrics is None:
+        if self.scores is None:
             self._start(images)
-        assert self.metrics is not None
+        assert self.scores is not None
         if not len(images):
             return
         named = self.named_maps(images)
@@ -198,16 +199,14 @@ class BinaryAUCEvaluation(FrozenBackboneModule):
         named[POSITION] = position_map((first.shape[-2], first.shape[-1])).to(first).expand_as(first)
         self._keys += batch["key"]
         for grid, names in self._grids.items():
-            metric = self.metrics[grid_name(grid)]
-            metric.update(torch.stack([named[name] for name in names], 1), batch["mask"])
-            self._aucs.setdefault(grid, []).append(metric.last)
+            self.scores[grid_name(grid)].update(torch.stack([named[name] for name in names], 1), batch["mask"])
         if (missing := self.pictures - sum(len(part["keys"]) for part in self._pictures)) > 0:
             self._pictures.append(self._keep(batch, named, missing))
 
     def _keep(self, batch: dict[str, Any], named: dict[MapName, Tensor], count: int) -> dict[str, Any]:
         """The first ``count`` images of a batch with what figures show of them."""
         images = batch["image"][:count]
-        streams = {"patches": self.stream} | ({} if self._other is None else {"patches_other": self._other})
+        streams = {"patches": self.stream} | ({} if self.other_stream is None else {"patches_other": self.other_stream})
         return (
             {
                 "keys": batch["key"][:count],
@@ -222,61 +221,46 @@ class BinaryAUCEvaluation(FrozenBackboneModule):
         )
 
     def on_validation_epoch_end(self) -> None:
-        assert self.metrics is not None
-        found: dict[MapName, dict[str, float]] = {}
-        ends = self._intervals()
+        assert self.scores is not None
+        keys = [key for rank in gather_objects(self._keys) for key in rank]
+        # by their keys, so that neither batches nor processes change a bit
+        order = np.argsort(np.array(keys, dtype=np.str_), kind="stable")
+        found: dict[Way, dict[MapName, dict[str, Any]]] = {way: {} for way in self.compare}
+        images: dict[Way, list[np.ndarray]] = {}
         for grid, names in self._grids.items():
-            metric = self.metrics[grid_name(grid)]
-            values = {k: v.reshape(-1) for k, v in metric.compute().items()}  # torchmetrics squeezes a single map's
-            metric.reset()
-            for i, name in enumerate(names):
-                found[name] = {kind: values[kind][i].item() for kind in SCORES}
-                found[name] |= dict(zip(("auc_low", "auc_high"), ends[name], strict=True))
-                found[name] |= {"images": int(values["images"]), "skipped": int(values["skipped"])}
+            of_grid, aucs = self.scores[grid_name(grid)].compute(order)
+            for way, scores in of_grid.items():
+                found[way] |= dict(zip(names, scores, strict=True))
+            for way, values in aucs.items():
+                images.setdefault(way, []).append(values)
+        self._per_image = {
+            "image_keys": np.array(keys, dtype=np.str_)[order],
+            "image_auc_names": np.array([as_text(name) for names in self._grids.values() for name in names]),
+        } | {
+            "image_auc" if way == self.compare[0] else f"image_auc/{way}": np.concatenate(parts, 1).astype(np.float32)
+            for way, parts in images.items()
+        }
+        self._keys = []
         self._kept = self._first_pictures()
         if self.trainer.sanity_checking:
             return
-        last = self.blocks[-1]
         self._rows = [
-            {"map": as_text(name), "block": last if name in CONTROLS else name.block, "part": name.part,
-             "index": name.index, "kind": name.kind, **self._read(name)} | found[name]
-            for name in (*self.names, *CONTROLS)
-        ]  # fmt: skip
-        for row in self._rows:
+            self._fields(name) | found[way][name] for way in self.compare for name in (*self.names, *CONTROLS)
+        ]
+        for row in self._rows[: len(self.names) + len(CONTROLS)]:
             self.log_dict({f"maps/{row['map']}/{kind}": row[kind] for kind in SCORES})
-        headline = found[self._shuffled_from]["auc_of_mean_normalized"]
+        headline = found[self.compare[0]][self._shuffled_from]["auc_of_mean_normalized"]
         self.log("val/auc_of_mean_normalized", headline, prog_bar=True)
 
-    def _read(self, name: MapName) -> dict[str, str]:
-        """Which stream a map reads, and whether it is the one of the family's published results."""
-        if name.kind != "similarity":  # rows of M and the controls read none
-            return {"stream": self.stream, "reading": "published"}
-        return self.read_stream(name.stream)
-
-    def _intervals(self) -> dict[MapName, tuple[float, float]]:
-        """Ends of each map's interval of the mean AUC, and the AUC of every image for :meth:`arrays`.
-
-        Images are put in the order of their keys, so that neither batches nor processes change a bit.
-        """
-        keys = [key for rank in gather_objects(self._keys) for key in rank]
-        order = np.argsort(np.array(keys, dtype=np.str_), kind="stable")
-        ends: dict[MapName, tuple[float, float]] = {}
-        columns: list[np.ndarray] = []
-        for grid, names in self._grids.items():
-            empty = torch.zeros(0, len(names), dtype=torch.float64)
-            auc = gather_rows(torch.cat(self._aucs.get(grid, [empty]))).cpu().numpy()[order]
-            columns.append(auc)
-            scored = auc[~np.isnan(auc[:, 0])]
-            nothing = np.full(len(names), np.nan)
-            low, high = interval(bootstrap_means(scored)) if len(scored) else (nothing, nothing)
-            ends |= {name: (float(a), float(b)) for name, a, b in zip(names, low, high, strict=True)}
-        self._per_image = {
-            "image_keys": np.array(keys, dtype=np.str_)[order],
-            "image_auc": np.concatenate(columns, 1).astype(np.float32),
-            "image_auc_names": np.array([as_text(name) for names in self._grids.values() for name in names]),
-        }
-        self._keys, self._aucs = [], {}
-        return ends
+    def _fields(self, name: MapName) -> dict[str, Any]:
+        """Columns that say which map it is, and of which stream."""
+        read = {"stream": self.stream, "reading": "published"}  # rows of M and the controls read none
+        if name.kind == "similarity":
+            read = self.read_stream(name.stream)
+        block = self.blocks[-1] if name in CONTROLS else name.block
+        return {
+            "map": as_text(name), "block": block, "part": name.part, "index": name.index, "kind": name.kind,
+        } | read  # fmt: skip
 
     def _first_pictures(self) -> list[dict[str, Any]]:
         """The first pictures over all ranks, whose spans follow each other."""
@@ -294,14 +278,14 @@ class BinaryAUCEvaluation(FrozenBackboneModule):
     on_test_epoch_end = on_validation_epoch_end
 
     def rows(self) -> list[dict[str, Any]]:
-        """Per map: which it is, the three forms of the score, and the images scored and skipped."""
+        """Per way of scoring and map: which it is, the forms of the score, and the images scored and skipped."""
         return self._rows
 
     def arrays(self) -> dict[str, Any]:
         """Of every image, by its key: ``image_keys`` (n), ``image_auc`` (n, K) and ``image_auc_names`` (K), NaN where
-        skipped. Of the pictures kept: ``keys``, ``images`` (P, H, W, 3) uint8, ``masks`` (P, H, W), ``map_names``
-        (K), ``maps/NAME`` (P, h, w) of each, ``patches`` (P, D, h, w) of the last block; ``patches_other`` in the other
-        stream, where both are read."""
+        skipped; ``image_auc/WAY`` by each other way that has one. Of the pictures kept: ``keys``, ``images``
+        (P, H, W, 3) uint8, ``masks`` (P, H, W), ``map_names`` (K), ``maps/NAME`` (P, h, w) of each, ``patches``
+        (P, D, h, w) of the last block; ``patches_other`` in the other stream, where both are read."""
         if not self._kept:
             return self._per_image
         joined = {k: np.concatenate([np.asarray(part[k]) for part in self._kept]) for k in self._kept[0]}

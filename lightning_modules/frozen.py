@@ -42,11 +42,17 @@ class FrozenBackboneModule(KnowsItsPixels, Evaluation, LightningModule):
         self._weights, self._weights_key = backbone_weights, weights_key
         self.weights_source = backbone.weights_source
 
+    @property
+    def published_stream(self) -> Stream:
+        """Which stream, ``branch`` or ``residual``, is that of the family's published results."""
+        return self.backbone.published_stream
+
     def read_stream(self, stream: Stream | None = None) -> dict[str, str]:
-        """In a row: ``stream``, the one that is read (None asks for the module's), and ``reading``, whether it is the
-        one of the family's published results."""
-        found = self.backbone.resolve_stream(self.stream if stream is None else stream)
-        return {"stream": found, "reading": "published" if found == self.backbone.published_stream else "other"}
+        """Columns of a row: ``stream``, the one that is read (None asks for the module's), and ``reading``, whether it
+        is the ``published`` one or the ``other``."""
+        asked = stream or self.stream
+        found = self.published_stream if asked == "published" else asked
+        return {"stream": found, "reading": "published" if found == self.published_stream else "other"}
 
     def train(self, mode: bool = True) -> "FrozenBackboneModule":
         super().train(mode)

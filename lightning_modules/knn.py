@@ -6,13 +6,13 @@ import torch
 from torch import Tensor
 
 from backbones import Backbone, Stream
-from common.collectives import gather_rows
-from lightning_modules.frozen import FrozenBackboneModule
+from common.collectives import all_reduce_min, gather_rows
 from lightning_modules.hparams import record_hyperparameters
+from lightning_modules.readings import Readings, ReadsBoth
 from metrics import knn_scores, topk_accuracy
 
 
-class KNN(FrozenBackboneModule):
+class KNN(ReadsBoth):
     """DINO's weighted k-NN vote: the validation set's embeddings against the training set's.
 
     The first evaluation loader is the bank, the second holds the queries (datamodule view ``knn``). The bank is
@@ -24,8 +24,9 @@ class KNN(FrozenBackboneModule):
         k: numbers of neighbours, all from one search; the first is the headline.
         temperature: of the vote's weights.
         backbone_weights, weights_key: see FrozenBackboneModule.
-        stream: ``published`` compares the backbone's embeddings, the others what a head would read of the last block in
-            that stream.
+        stream: ``published`` compares the backbone's embeddings, which every family reads from the residual stream; the
+            others what a head would read of the last block in that stream. ``both`` votes by the embeddings and, in
+            rows of their own, by the branch.
     """
 
     headline = "val/knn_top1"
@@ -40,7 +41,7 @@ class KNN(FrozenBackboneModule):
         temperature: float = 0.07,
         backbone_weights: str | None = None,
         weights_key: str = "teacher",
-        stream: Stream = "published",
+        stream: Readings = "published",
     ) -> None:
         super().__init__(backbone, backbone_weights, weights_key, stream)
         record_hyperparameters(self, "backbone")
@@ -60,50 +61,79 @@ class KNN(FrozenBackboneModule):
         super().setup(stage)
 
     @property
+    def published_stream(self) -> Stream:
+        """Of every family: the embedding is of the residual stream."""
+        return "residual"
+
+    @property
     def label_count(self) -> int:
         return self.num_classes
 
     def _reset(self) -> None:
-        self._found: list[list[tuple[Tensor, Tensor]]] = [[], []]
+        self._found: dict[Stream, list[list[Tensor]]] = {}
+        self._labels: list[list[Tensor]] = [[], []]
 
     def forward(self, images: Tensor) -> Tensor:
         """(B, 3, H, W) to (B, D), what is compared."""
-        if self.stream == "published":
+        return self._embedded(images, self.stream)
+
+    def _embedded(self, images: Tensor, stream: Stream) -> Tensor:
+        if stream == "published":
             return super().forward(images)
-        return self.backbone.forward_readouts(images, 1, self.stream)[0].cls
+        return self.backbone.forward_readouts(images, 1, stream)[0].cls
 
     def validation_step(self, batch: dict[str, Any], batch_idx: int, dataloader_idx: int = 0) -> None:
-        if len(batch["image"]):
-            self._found[dataloader_idx].append((self(batch["image"]).float(), batch["label"]))
+        images = batch["image"]
+        if not len(images):
+            return
+        found = {self.stream: self(images)}
+        other = self.read_other(lambda stream: {stream: self._embedded(images, stream)})
+        for stream, embeddings in (found | (other or {})).items():
+            self._found.setdefault(stream, [[], []])[dataloader_idx].append(embeddings.float())
+        self._labels[dataloader_idx].append(batch["label"])
 
-    def _joined(self, loader: int) -> tuple[Tensor, Tensor]:
-        if not self._found[loader]:
-            width = self.backbone.num_features if self.stream == "published" else self.backbone.cls_widths[-1]
-            empty = torch.empty(0, width, device=self.device)
-            return empty, torch.empty(0, dtype=torch.int64, device=self.device)
-        embeddings, labels = zip(*self._found[loader], strict=True)
+    def _joined(self, stream: Stream, loader: int) -> tuple[Tensor, Tensor]:
+        """Embeddings and labels of this process's images of a loader; it may have none."""
+        width = self.backbone.num_features if stream == "published" else self.backbone.cls_widths[-1]
+        embeddings = self._found.get(stream, [[], []])[loader] or [torch.empty(0, width, device=self.device)]
+        labels = self._labels[loader] or [torch.empty(0, dtype=torch.int64, device=self.device)]
         return torch.cat(embeddings), torch.cat(labels)
 
     def on_validation_epoch_end(self) -> None:
-        queries, answers = self._joined(1)
-        bank, labels = (gather_rows(t) for t in self._joined(0))
+        streams = [self.stream]
+        # a process without images has not learned that the backbone lacks the other stream
+        if self.reads_both and all_reduce_min(int(self.other_stream is not None)):
+            assert self.other_stream is not None
+            streams.append(self.other_stream)
+        rows = [row for stream in streams for row in self._votes(stream)]
         self._reset()
         if self.trainer.sanity_checking:
             return
+        self._rows = rows
+        for row in rows[: len(self.k)]:
+            self.log(f"val/knn{row['k']}_top1", row["top1"])
+        self.log("val/knn_top1", rows[0]["top1"], prog_bar=True)
+
+    def _votes(self, stream: Stream) -> list[dict[str, Any]]:
+        """A row for each k."""
+        queries, answers = self._joined(stream, 1)
+        bank, labels = (gather_rows(t) for t in self._joined(stream, 0))
+        if self.trainer.sanity_checking:
+            return []
         votes = knn_scores(queries, bank, labels, self.num_classes, self.k, self.temperature)
         total = gather_rows(answers.new_tensor([len(answers)])).sum()
-        self._rows = []
+        rows = []
         for k, vote in zip(self.k, votes, strict=True):
             accuracy = topk_accuracy(vote, answers) if len(answers) else {"top1": 0.0, "top5": 0.0}
             hits = torch.tensor([[round(float(v) * len(answers)) for v in accuracy.values()]], device=self.device)
             top1, top5 = (gather_rows(hits).sum(0) / total).tolist()
-            self._rows.append({"k": k, "top1": top1, "top5": top5, "queries": int(total), "bank": len(bank)})
-            self.log(f"val/knn{k}_top1", top1)
-        self.log("val/knn_top1", self._rows[0]["top1"], prog_bar=True)
+            row = {"k": k, "top1": top1, "top5": top5, "queries": int(total), "bank": len(bank)}
+            rows.append(row | self.read_stream(stream))
+        return rows
 
     test_step = validation_step
     on_test_epoch_end = on_validation_epoch_end
 
     def rows(self) -> list[dict[str, Any]]:
-        """Per k: top-1 and top-5."""
+        """Per reading and k: top-1 and top-5."""
         return self._rows

@@ -2,15 +2,50 @@
 
 from metrics.binary_auc import BinaryAUC
 from metrics.block_rank import block_ranks, decay_block, triangle
-from metrics.functional import Comparison, binary_auc, masks_to_grid, pooled_binary_auc, position_map, roc_curve
-from metrics.intervals import Difference, bootstrap_means, folded, interval, paired_difference
+from metrics.functional import Comparison, binary_auc, masks_to_grid, pooled_binary_auc, position_map, roc_curve, sides
+from metrics.intervals import (
+    Difference,
+    bootstrap_counts,
+    bootstrap_means,
+    difference_of,
+    folded,
+    interval,
+    paired_difference,
+)
 from metrics.knn import KNNAccuracy, knn_scores, topk_accuracy
 from metrics.mixing_rank import effective_rank, numerical_rank, partition, rank_bound, singular_values
+from metrics.pooled import POOLED_DRAWS, PooledAUC
 from metrics.rank_claims import Claim, rank_claims
 
 __all__ = [
-    "BinaryAUC", "Claim", "Comparison", "Difference", "KNNAccuracy", "binary_auc", "block_ranks", "bootstrap_means",
-    "decay_block", "effective_rank", "folded", "interval", "knn_scores", "masks_to_grid", "numerical_rank",
-    "paired_difference", "partition", "pooled_binary_auc", "position_map", "rank_bound", "rank_claims", "roc_curve",
-    "singular_values", "topk_accuracy", "triangle",
+    "POOLED_DRAWS",
+    "BinaryAUC",
+    "Claim",
+    "Comparison",
+    "Difference",
+    "KNNAccuracy",
+    "PooledAUC",
+    "binary_auc",
+    "block_ranks",
+    "bootstrap_counts",
+    "bootstrap_means",
+    "decay_block",
+    "difference_of",
+    "effective_rank",
+    "folded",
+    "interval",
+    "knn_scores",
+    "masks_to_grid",
+    "numerical_rank",
+    "paired_difference",
+    "partition",
+    "pooled_binary_auc",
+    "position_map",
+    "rank_bound",
+    "rank_claims",
+    "roc_curve",
+    "sides",
+    "singular_values",
+    "topk_accuracy",
+    "triangle",
 ]  # fmt: skip

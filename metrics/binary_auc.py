@@ -5,7 +5,7 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from common.precision import exact
-from metrics.functional import binary_auc
+from metrics.functional import Comparison, binary_auc
 
 UNITS = 2.0**42
 """Of the state's sums in 1; two million images have room."""
@@ -18,7 +18,7 @@ def _in_units(auc: Tensor) -> Tensor:
 class BinaryAUC(Metric):
     """:func:`binary_auc` of several maps an image, summed over images.
 
-    Images whose mask is all one class on the maps' grid have no AUC: they are skipped and counted. The state is a
+    Images whose mask is all one class where it meets the maps have no AUC: they are skipped and counted. The state is a
     few integers a map, AUCs in units of 2^-42, so neither batching nor the number of processes (empty ones included)
     changes the result by a bit, and a device needs no float64.
 
@@ -33,6 +33,7 @@ class BinaryAUC(Metric):
     Args:
         num_maps: K, maps an image.
         ignore_index: id in the masks that takes no part.
+        compare: where maps and masks meet, as in :func:`binary_auc`.
     """
 
     full_state_update = False
@@ -42,9 +43,9 @@ class BinaryAUC(Metric):
     images: Tensor
     skipped: Tensor
 
-    def __init__(self, num_maps: int = 1, ignore_index: int = 1000) -> None:
+    def __init__(self, num_maps: int = 1, ignore_index: int = 1000, compare: Comparison = "grid") -> None:
         super().__init__()
-        self.num_maps, self.ignore_index = num_maps, ignore_index
+        self.num_maps, self.ignore_index, self.compare = num_maps, ignore_index, compare
         self.last = torch.zeros(0, num_maps, dtype=torch.float64)
         """(B, K) of the images of the latest update, NaN where skipped; what intervals over images are made of."""
         self.add_state("sum_auc", torch.zeros(num_maps, dtype=torch.int64), "sum")
@@ -56,7 +57,7 @@ class BinaryAUC(Metric):
         """Scores (B, K, h, w) and masks (B, H, W), as :func:`binary_auc`."""
         if scores.ndim != 4 or scores.shape[1] != self.num_maps:
             raise ValueError(f"BinaryAUC(num_maps={self.num_maps}) got scores of shape {tuple(scores.shape)}")
-        self.last = auc = binary_auc(scores, masks, self.ignore_index)
+        self.last = auc = binary_auc(scores, masks, self.ignore_index, self.compare)
         scored = ~auc[:, 0].isnan()
         auc = auc[scored]
         self.sum_auc += _in_units(auc).sum(0).to(self.sum_auc.device)

@@ -25,8 +25,8 @@ Comparison = Literal["grid", "area", "mask"]
 """Where maps and masks meet: see :func:`binary_auc`."""
 
 
-def _sides(masks: Tensor, size: tuple[int, int], ignore_index: int, compare: Comparison) -> tuple[Tensor, Tensor]:
-    """(B, N) booleans: foreground and background, on a grid of that size."""
+def sides(masks: Tensor, size: tuple[int, int], ignore_index: int, compare: Comparison) -> tuple[Tensor, Tensor]:
+    """(B, N) booleans: foreground and background, on a grid of that size; cells that take no part are neither."""
     if compare != "area" or tuple(masks.shape[-2:]) == size:
         ids = masks_to_grid(masks, size).flatten(1)
         return (ids != 0) & (ids != ignore_index), ids == 0
@@ -72,8 +72,8 @@ def binary_auc(scores: Tensor, masks: Tensor, ignore_index: int = 1000, compare:
 
     if compare == "mask" and scores.shape[-2:] != masks.shape[-2:]:
         scores = F.interpolate(exact(scores), size=masks.shape[-2:], mode="bilinear", align_corners=False)
-    sides = _sides(masks, (scores.shape[-2], scores.shape[-1]), ignore_index, compare)
-    foreground, background = (side[:, None] for side in sides)  # B 1 N
+    both = sides(masks, (scores.shape[-2], scores.shape[-1]), ignore_index, compare)
+    foreground, background = (side[:, None] for side in both)  # B 1 N
     values, order = scores.flatten(2).sort(-1)
     positive = foreground.expand_as(order).gather(-1, order)
     negative = background.expand_as(order).gather(-1, order).to(torch.int32)
@@ -96,7 +96,8 @@ def binary_auc(scores: Tensor, masks: Tensor, ignore_index: int = 1000, compare:
 def pooled_binary_auc(scores: Tensor, masks: Tensor, ignore_index: int = 1000) -> Tensor:
     """(K): the same over the cells of all images at once, one threshold for all; arguments as :func:`binary_auc`.
 
-    Maps whose level differs from image to image score lower than their mean over images.
+    Maps whose level differs from image to image score lower than their mean over images. With intervals:
+    :class:`~metrics.PooledAUC`.
     """
     b, k, h, w = scores.shape
     ids = masks_to_grid(masks, (h, w))

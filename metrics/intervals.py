@@ -3,6 +3,7 @@
 Shapes: n images, K maps or models scored on the same images, S draws.
 """
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -13,10 +14,20 @@ _PART = 256
 """Draws whose counts are held at once."""
 
 
+def bootstrap_counts(n: int, draws: int = DRAWS, seed: int = 0) -> Iterator[np.ndarray]:
+    """How often each of n images is in each of ``draws`` samples of n drawn with replacement: parts (s, n) of all S.
+
+    A function of n and the seed alone, so whatever is made of them on the same images is paired.
+    """
+    rng = np.random.default_rng([seed, n])
+    for start in range(0, draws, _PART):
+        yield rng.multinomial(n, np.full(n, 1 / n), min(_PART, draws - start))
+
+
 def bootstrap_means(values: np.ndarray, draws: int = DRAWS, seed: int = 0) -> np.ndarray:
     """Means (S, K) of ``draws`` samples of n images, drawn with replacement; every column by the same images.
 
-    The draws are a function of n and the seed alone, so columns of several calls on the same images are paired too.
+    The draws are those of :func:`bootstrap_counts`, so columns of several calls on the same images are paired too.
 
     Args:
         values: (n, K) or (n), without NaN.
@@ -32,12 +43,7 @@ def bootstrap_means(values: np.ndarray, draws: int = DRAWS, seed: int = 0) -> np
         raise ValueError("bootstrap_means: there is no image to draw from")
     if np.isnan(values).any():
         raise ValueError("bootstrap_means: values hold NaN; leave out images that were not scored")
-    n, rng = len(values), np.random.default_rng([seed, len(values)])
-    parts = []
-    for start in range(0, draws, _PART):
-        counts = rng.multinomial(n, np.full(n, 1 / n), min(_PART, draws - start))
-        parts.append(counts @ values / n)
-    return np.concatenate(parts)
+    return np.concatenate([counts @ values / len(values) for counts in bootstrap_counts(len(values), draws, seed)])
 
 
 def interval(means: np.ndarray, level: float = LEVEL) -> tuple[np.ndarray, np.ndarray]:
@@ -65,6 +71,13 @@ class Difference(NamedTuple):
     """Two-sided: twice the smaller share of draws on one side of 0, at least 1 / S."""
 
 
+def difference_of(mean: float, draws: np.ndarray, level: float = LEVEL) -> Difference:
+    """Of a difference and its draws (S)."""
+    low, high = interval(draws[:, None], level)
+    share = min((draws <= 0).mean(), (draws >= 0).mean())
+    return Difference(mean, float(low[0]), float(high[0]), float(min(1.0, max(2 * share, 1 / len(draws)))))
+
+
 def paired_difference(
     a: np.ndarray, b: np.ndarray, draws: int = DRAWS, seed: int = 0, level: float = LEVEL
 ) -> Difference:
@@ -76,7 +89,4 @@ def paired_difference(
     a, b = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
     if a.shape != b.shape or a.ndim != 1:
         raise ValueError(f"paired_difference wants scores (n) of the same images; found {a.shape} and {b.shape}")
-    means = bootstrap_means(a - b, draws, seed)[:, 0]
-    low, high = interval(means[:, None], level)
-    share = min((means <= 0).mean(), (means >= 0).mean())
-    return Difference(float((a - b).mean()), float(low[0]), float(high[0]), float(min(1.0, max(2 * share, 1 / draws))))
+    return difference_of(float((a - b).mean()), bootstrap_means(a - b, draws, seed)[:, 0], level)

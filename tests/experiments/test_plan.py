@@ -14,6 +14,7 @@ from experiments.plan import DEMO_DATA, DEMO_ROBUSTNESS, Settings
 PAPER = [
     *(f"table{n}" for n in range(1, 7)), "figure1", "figure2", "figure3",
     "figure4a", "figure4b", "figure4c", "figure4d", "figure4e", "figure4f", *(f"figure{n}" for n in range(5, 14)), "ranks",
+    "scoring",
 ]  # fmt: skip
 EVERY = [(name, data) for name, entry in spec.content()["targets"].items() for data in entry["models"]]
 SIZES = {  # runs of a target's own, and with what they need
@@ -22,7 +23,7 @@ SIZES = {  # runs of a target's own, and with what they need
         "figure1": (3, 3), "figure2": (0, 0), "figure3": (1, 1), "figure4": (21, 21), "figure4a": (13, 13),
         "figure4b": (2, 2), "figure4c": (6, 6), "figure4d": (2, 2), "figure4e": (4, 4), "figure4f": (3, 3),
         "figure5": (6, 6), "figure6": (5, 5), "figure7": (1, 1), "figure8": (1, 1), "figure9": (3, 3), "figure10": (3, 3),
-        "figure11": (6, 6), "figure12": (3, 3), "figure13": (1, 1), "ranks": (3, 3), "paper": (38, 38), "evaluate": (1, 2),
+        "figure11": (6, 6), "figure12": (3, 3), "figure13": (1, 1), "ranks": (3, 3), "scoring": (4, 4), "paper": (42, 42), "evaluate": (1, 2),
         "ranks512": (6, 6),
     },
     "demo": {
@@ -30,8 +31,9 @@ SIZES = {  # runs of a target's own, and with what they need
         "figure1": (3, 7), "figure2": (0, 0), "figure3": (1, 3), "figure4": (10, 20), "figure4a": (7, 15),
         "figure4b": (2, 5), "figure4c": (2, 5), "figure4d": (2, 4), "figure4e": (4, 9), "figure4f": (3, 7),
         "figure5": (6, 13), "figure6": (4, 9), "figure7": (1, 3), "figure8": (1, 3), "figure9": (2, 5), "figure10": (3, 7),
-        "figure11": (6, 13), "figure12": (3, 7), "figure13": (1, 1), "ranks": (3, 7), "paper": (25, 36), "demo": (6, 8),
-        "study": (160, 181), "evaluate": (1, 4), "ranks512": (6, 10), "states": (20, 26), "sizes": (27, 37),
+        "figure11": (6, 13), "figure12": (3, 7), "figure13": (1, 1), "ranks": (3, 7), "scoring": (4, 9), "paper": (29, 40),
+        "demo": (6, 8), "study": (160, 181), "evaluate": (1, 4), "ranks512": (6, 10), "states": (20, 26),
+        "sizes": (27, 37),
     },
 }  # fmt: skip
 
@@ -107,6 +109,7 @@ def test_files_flags_and_needs(target, data):
             "pretrain": "fit",
             "auc": "validate",
             "tokens": "validate",
+            "scoring": "validate",
             "ranks": "validate",
             "table4": "validate",
             "test": "test",

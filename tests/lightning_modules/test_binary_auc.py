@@ -7,7 +7,14 @@ import torch
 from backbones import TimmModel, VisionMamba
 from lightning_modules import BinaryAUCEvaluation
 from lightning_modules.maps import similarity_map
-from metrics import binary_auc, position_map
+from metrics import (
+    POOLED_DRAWS,
+    binary_auc,
+    bootstrap_counts,
+    paired_difference,
+    pooled_binary_auc,
+    position_map,
+)
 from tests.lightning_modules.test_over_processes import attach, samples
 
 
@@ -62,6 +69,100 @@ def test_controls_intervals_and_images():
         assert row["auc"] == pytest.approx(column.mean(), abs=1e-6)
         if np.ptp(column):
             assert row["auc_low"] < row["auc"] < row["auc_high"]
+
+
+WAYS = ["grid", "area", "mask", "pooled"]
+
+
+def ways_of(rows, name):
+    return {row["compare"]: row for row in rows if row["map"] == name}
+
+
+def test_the_same_maps_scored_each_way():
+    """Each way's scores are those of the maps at hand; the first way's rows are those that it has alone."""
+    images, masks, _, keys = samples(9)
+    masks[3] = 0  # of one class
+    masks[4, 2:9, 5:12] = 0
+    masks[4, 0, 0] = 3  # a pixel that no cell sees
+    masks[5] = 1000  # nothing takes part
+    batch = {"image": images, "mask": masks, "key": keys}
+    found = {}
+    for ways in (WAYS, ["grid"]):
+        module = attach(BinaryAUCEvaluation(vim(), ["similarity"], stream="both", compare=ways)).eval()
+        module.validation_step(batch, 0)
+        module.on_validation_epoch_end()
+        found[len(ways)] = module.rows()
+    rows, alone = found[4], found[1]
+    named = module.named_maps(images)
+    assert len(rows) == 4 * len(alone) == 16 and all(row["compare"] == "grid" for row in rows[:4])
+    for row, same in zip(rows, alone, strict=False):
+        assert {k: row[k] for k in same} == same and not [k for k in same if "difference" in k]
+        assert all(row[k] is None for k in row if "difference" in k)
+    for name, scores in named.items():
+        by_way, auc = ways_of(rows, str(name)), {}
+        for way in WAYS[:3]:
+            auc[way] = binary_auc(scores[:, None], masks, compare=way)[:, 0].numpy()
+            row, scored = by_way[way], ~np.isnan(auc[way])
+            assert (row["images"], row["skipped"]) == (scored.sum(), 9 - scored.sum())
+            assert row["images"] == (7 if way == "mask" else 6)
+            assert row["auc"] == pytest.approx(auc[way][scored].mean(), abs=1e-9)
+            if way != "grid":
+                both = scored & ~np.isnan(auc["grid"])
+                wanted = paired_difference(auc[way][both], auc["grid"][both])
+                assert [row[f"difference{k}"] for k in ("", "_low", "_high", "_p")] == pytest.approx(wanted, abs=1e-12)
+                assert row["difference_images"] == 6
+        row = by_way["pooled"]
+        assert row["auc"] == pooled_binary_auc(scores[:, None], masks)[0].item() and row["auc_normalized"] is None
+        assert (row["images"], row["skipped"], row["difference_images"]) == (8, 1, 6)
+        assert row["auc_low"] < row["auc"] < row["auc_high"]
+        both = ~np.isnan(auc["grid"])
+        pooled = pooled_binary_auc(scores[both][:, None], masks[both])[0].item()
+        assert row["difference"] == pytest.approx(pooled - auc["grid"][both].mean(), abs=1e-12)
+
+
+def test_the_difference_of_the_pooled_auc_by_brute_force():
+    images, masks, _, keys = samples(8)
+    module = attach(BinaryAUCEvaluation(vim(), ["similarity"], compare=["grid", "pooled"])).eval()
+    module.validation_step({"image": images, "mask": masks, "key": keys}, 0)
+    module.on_validation_epoch_end()
+    row = ways_of(module.rows(), "block1/similarity")["pooled"]
+    (scores,) = module.named_maps(images).values()
+    auc, draws = binary_auc(scores[:, None], masks)[:, 0], []
+    for counts in bootstrap_counts(8, POOLED_DRAWS):
+        for count in counts:
+            again = np.repeat(np.arange(8), count)
+            draws.append((pooled_binary_auc(scores[again][:, None], masks[again])[0] - auc[again].mean()).item())
+    np.testing.assert_allclose(
+        (row["difference_low"], row["difference_high"]), np.quantile(draws, [0.025, 0.975]), rtol=0, atol=1e-9
+    )
+
+
+@pytest.mark.parametrize("grow", [1, 3])
+def test_nothing_is_scored(grow):
+    """Images of one class in every mask, and none that take part: rows without numbers, and no error."""
+    images, masks, _, keys = samples(3)
+    masks[:] = 1000
+    masks[: grow - 1] = 0
+    module = attach(BinaryAUCEvaluation(vim(), ["similarity"], compare=WAYS)).eval()
+    module.validation_step({"image": images, "mask": masks, "key": keys}, 0)
+    module.on_validation_epoch_end()
+    for row in module.rows():
+        assert np.isnan(row["auc"]) and np.isnan(row["auc_low"])
+        assert row["images"] == (grow - 1 if row["compare"] == "pooled" else 0)
+
+
+@pytest.mark.parametrize(
+    ("ways", "words"),
+    [
+        (["grid", "pixel"], r"compare=\['grid', 'pixel'\]; allowed: some of grid, area, mask, pooled"),
+        (["grid", "grid"], "each once"),
+        ([], "allowed: some of"),
+        (["pooled", "grid"], "pooled has no score of each image; name another first"),
+    ],
+)
+def test_ways_that_are_not_there(ways, words):
+    with pytest.raises(ValueError, match=words):
+        BinaryAUCEvaluation(vim(), compare=ways)
 
 
 @pytest.mark.parametrize("sizes", [(1,) * 7, (3, 4)])

@@ -6,9 +6,12 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from sklearn.metrics import roc_auc_score
 
 from backbones import VisionMamba
-from lightning_modules import BinaryAUCEvaluation, HeadSpec, RobustnessEvaluation
+from lightning_modules import KNN, BinaryAUCEvaluation, HeadSpec, RobustnessEvaluation
+from lightning_modules.maps import MapName
+from metrics import masks_to_grid
 from tests.processes import run_ranks
 
 
@@ -64,6 +67,49 @@ def test_pictures_are_the_first_over_all_ranks(sizes, count):
                 assert np.array_equal(found[name], value), name
         for ours, theirs in zip(rows, their_rows, strict=True):
             assert ours["auc"] == pytest.approx(theirs["auc"], abs=1e-12) and ours["images"] == theirs["images"]
+
+
+WAYS = ["grid", "area", "mask", "pooled"]
+
+
+def controls(rank, sizes):
+    """Rows of maps that do not hang on how images are batched: the same numbers of each image."""
+    module = attach(BinaryAUCEvaluation(backbone(), compare=WAYS)).eval()
+    module.named_maps = lambda images: {MapName(1, "similarity"): images[:, 0, ::4, ::4]}
+    for number, batch in enumerate(share(rank, sizes)):
+        module.validation_step(batch, number)
+    module.on_validation_epoch_end()
+    return module.rows()
+
+
+@pytest.mark.parametrize("sizes", [[2, 5], [7, 0]])
+def test_every_way_is_bitwise_that_of_one_process(sizes):
+    wanted = controls(0, [7])
+    assert len(wanted) == 12 and run_ranks(controls, 2, sizes) == [wanted, wanted]
+    images, masks, _, _ = samples(7)
+    cells, ids = images[:, 0, ::4, ::4].flatten().numpy(), masks_to_grid(masks, (4, 4)).flatten().numpy()
+    assert wanted[9]["compare"] == "pooled" and wanted[9]["kind"] == "similarity"
+    assert wanted[9]["auc"] == pytest.approx(roc_auc_score(ids != 0, cells), abs=1e-12)
+
+
+def neighbours(rank, sizes, bank, stream):
+    module = attach(KNN(backbone(), 4, [3, 1], stream=stream)).eval()
+    for loader, parts in enumerate((bank, sizes)):
+        images, _, answers, _ = samples(sum(parts))
+        start = sum(parts[:rank])
+        batch = {"image": images[start : start + parts[rank]], "label": answers[start : start + parts[rank], 0] + 1}
+        module.validation_step(batch, 0, loader)
+    module.on_validation_epoch_end()
+    return module.rows()
+
+
+@pytest.mark.parametrize(("sizes", "bank"), [([4, 3], [9, 4]), ([7, 0], [13, 0])])
+def test_neighbours_in_both_streams(sizes, bank):
+    wanted = neighbours(0, [7], [13], "both")
+    assert [(row["k"], row["reading"]) for row in wanted] == [
+        (3, "published"), (1, "published"), (3, "other"), (1, "other"),
+    ]  # fmt: skip
+    assert run_ranks(neighbours, 2, sizes, bank, "both") == [wanted, wanted]
 
 
 def robustness(rank, sizes):

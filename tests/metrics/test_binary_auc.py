@@ -154,6 +154,39 @@ def test_batching_does_not_matter():
         torch.testing.assert_close(result["auc_of_mean_normalized"], torch.maximum(mean, 1 - mean), atol=1e-12, rtol=0)
 
 
+def brought(scores, masks, compare):
+    """Scores and masks where they meet, by numpy and a loop over cells."""
+    if compare == "mask":
+        return torch.nn.functional.interpolate(
+            scores, size=masks.shape[-2:], mode="bilinear", align_corners=False
+        ), masks
+    h, w = scores.shape[-2:]
+    down, across = masks.shape[1] // h, masks.shape[2] // w  # odd: the middle pixel is the nearest
+    cells = masks.numpy().reshape(len(masks), h, down, w, across).swapaxes(2, 3).reshape(len(masks), h, w, -1)
+    if compare == "grid":
+        return scores, torch.from_numpy(cells[..., down * across // 2].copy())
+    counted, foreground = (cells != IGNORED).sum(-1), ((cells != 0) & (cells != IGNORED)).sum(-1)
+    return scores, torch.from_numpy(np.where(counted == 0, IGNORED, 2 * foreground >= counted).astype(np.int64))
+
+
+@pytest.mark.parametrize("compare", ["grid", "area", "mask"])
+def test_every_way_is_sklearns_on_every_image(compare):
+    scores, _ = make("random", b=11, h=3, w=5)
+    _, masks = make("random", b=11, h=9, w=15, seed=4)
+    masks[2, :6] = IGNORED  # whole cells that take no part
+    masks[5] = masks[7] = 0
+    masks[7, 0, 0] = 3  # one pixel, no nearest to a cell's centre
+    wanted = sklearn_auc(*brought(scores, masks, compare))
+    metric, found = BinaryAUC(3, compare=compare), []
+    for s, m in zip(scores.split([1, 6, 4]), masks.split([1, 6, 4]), strict=True):
+        metric.update(s, m)
+        found.append(metric.last)
+    torch.testing.assert_close(torch.cat(found), wanted, atol=1e-12, rtol=0, equal_nan=True)
+    result, scored = metric.compute(), wanted[~wanted[:, 0].isnan()]
+    assert result["images"] == len(scored) == (10 if compare == "mask" else 9) and result["skipped"] == 11 - len(scored)
+    torch.testing.assert_close(result["auc"], scored.mean(0), atol=1e-12, rtol=0)
+
+
 def test_nothing_scored_is_nan():
     metric = BinaryAUC(2)
     metric.update(torch.randn(3, 2, 4, 4), torch.zeros(3, 8, 8, dtype=torch.int32))
