@@ -2,15 +2,25 @@
 
 from metrics.binary_auc import BinaryAUC
 from metrics.block_rank import block_ranks, decay_block, triangle
+from metrics.correlation import Coefficient, Correlation, correlation
 from metrics.functional import Comparison, binary_auc, masks_to_grid, pooled_binary_auc, position_map, roc_curve
 from metrics.intervals import Difference, bootstrap_means, folded, interval, paired_difference
 from metrics.knn import KNNAccuracy, knn_scores, topk_accuracy
 from metrics.mixing_rank import effective_rank, numerical_rank, partition, rank_bound, singular_values
 from metrics.rank_claims import Claim, rank_claims
+from metrics.token_statistics import (
+    grid_diagonal,
+    mixing_distance,
+    norm_statistics,
+    patch_distances,
+    row_entropy,
+    uniform_distance,
+)
 
 __all__ = [
-    "BinaryAUC", "Claim", "Comparison", "Difference", "KNNAccuracy", "binary_auc", "block_ranks", "bootstrap_means",
-    "decay_block", "effective_rank", "folded", "interval", "knn_scores", "masks_to_grid", "numerical_rank",
-    "paired_difference", "partition", "pooled_binary_auc", "position_map", "rank_bound", "rank_claims", "roc_curve",
-    "singular_values", "topk_accuracy", "triangle",
+    "BinaryAUC", "Claim", "Coefficient", "Comparison", "Correlation", "Difference", "KNNAccuracy", "binary_auc",
+    "block_ranks", "bootstrap_means", "correlation", "decay_block", "effective_rank", "folded", "grid_diagonal",
+    "interval", "knn_scores", "masks_to_grid", "mixing_distance", "norm_statistics", "numerical_rank",
+    "paired_difference", "partition", "patch_distances", "pooled_binary_auc", "position_map", "rank_bound",
+    "rank_claims", "roc_curve", "row_entropy", "singular_values", "topk_accuracy", "triangle", "uniform_distance",
 ]  # fmt: skip
