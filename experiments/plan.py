@@ -99,12 +99,10 @@ def _runs(target: Target, settings: Settings) -> list[RunSpec]:
     folder = runs_folder(target, settings)
     if target.kind == "demo":
         return _Planner(target, settings, folder, settings.seed).before_and_after()
-    seeds = target.options.get("seeds")
-    planners = (
-        [_Planner(target, settings, folder, settings.seed)]
-        if seeds is None
-        else [_Planner(target, settings, folder / f"seed{seed}", seed) for seed in seeds]
-    )
+    planners = [
+        _Planner(target, settings, where, settings.seed if seed is None else seed)
+        for seed, where in target.folders(folder).items()
+    ]
     return [p.run(model, task) for p in planners for task in target.tasks for model in target.models]
 
 
