@@ -47,7 +47,7 @@ lint: setup ## ruff and mypy
 # DATA=demo makes everything from embedded data; MODELS="a b" takes other models (overlays in configs/backbone),
 # CHECKPOINT=path their checkpoint; IMAGENET, IMAGENET_S and ROBUSTNESS are the folders of the data; ARGS adds flags to
 # every run; LAUNCH starts it (srun), and has it resume what it finds; make -n prints the command, DRY=1 the runs.
-EXPERIMENTS = demo paper study evaluate ranks512 states sizes
+EXPERIMENTS = demo paper study evaluate ranks512 states sizes claims
 TARGETS = table1 table2 table3 table4 table5 table6 figure1 figure2 figure3 figure4 figure5 figure6 figure7 figure8 figure9 \
   figure10 figure11 figure12 figure13 ranks scoring
 PARTS = figure4a figure4b figure4c figure4d figure4e figure4f
@@ -62,8 +62,8 @@ evaluate: ## a linear probe once more on a split held out: CHECKPOINT=probe.ckpt
 
 ranks512: ## ranks in blocks of 256 x 256, as eq. 17 has them; of models of Base size as they are initialised, too
 states: ## Vim with a state of 16 to 256, on embedded data: ranks, Binary-AUC, probes, cost
-
 sizes: ## the three mixers trained and measured at 48, 96 and 192 px, on embedded data: Binary-AUC, probes, cost
+claims: ## AUC against probes by layer, head, register and model; lazy heads; norms of patches; distances of mixing
 
 COST = $(if $(DRY),,$(or $(RUNS),runs/$1)/$1-cost.json)
 states: $(call COST,states)

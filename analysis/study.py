@@ -26,8 +26,8 @@ standard deviation over seeds, differences with 95 % intervals by Student's t (o
 model, else Welch's) and Hedges' g. Similarities, probes and k-NN are given for both streams of the blocks, the residual
 one and the mixer's branch; the published maps and probes of attention models read the residual stream, those of Vim
 and Mamba-Reg the branch, and k-NN the residual stream in every family. Binary-AUC is max(m, 1−m) of the mean AUC m over
-images, of the last block's map. The effective rank is the exponential of the entropy of the singular values, the mean over blocks, heads and images; Mamba's M is the
-mean of its two directions."""
+images, of the last block's map. The effective rank is the exponential of the entropy of the singular values, the mean
+over blocks, heads and images; Mamba's M is the mean of its two directions."""
 VERDICTS = """Holds: the whole interval is on the side that is claimed; against: on the other; cannot be told: it holds
 0. Each line is read by itself, and of many such lines one in twenty would be off by chance."""
 READINGS: dict[str, dict[str, Any]] = {

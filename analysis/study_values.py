@@ -85,20 +85,21 @@ def read(target: Target, runs: Path) -> Study:
     """The values of all models and seeds. ValueError where a run is missing."""
     trained = [model for model in target.models if target.label(model)["training"] != UNTRAINED]
     beside = {_backbone(target, model): model for model in trained}
-    seeds = list(target.options["seeds"])
+    folders = target.folders(runs)
     values: list[Value] = []
     parameters: dict[str, int] = {}
     records: dict[str, dict[str, Any]] = {}
     images = 0
-    for seed in seeds:
+    for seed, folder in folders.items():
+        assert seed is not None
         for model in target.models:
             name, is_trained = beside.get(_backbone(target, model), model), model in trained
-            found = {task: complete_run(runs / f"seed{seed}" / f"{model}-{task}", HINT) for task in target.tasks}
+            found = {task: complete_run(folder / f"{model}-{task}", HINT) for task in target.tasks}
             values += [Value(name, is_trained, seed, *rest) for rest in _measured(target, found)]
             parameters[name] = found["auc"].results["backbone_parameters"]
             images = found["auc"].rows[0]["images"]
             records = records or {task: run.record for task, run in found.items()}
-    return Study(values, trained, seeds, parameters, images, records)
+    return Study(values, trained, [seed for seed in folders if seed is not None], parameters, images, records)
 
 
 def _backbone(target: Target, model: str) -> str:

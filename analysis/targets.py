@@ -35,6 +35,12 @@ class Target:
         """``label``, ``mixer`` and ``training`` of a model; a model of the user's own is called by its name."""
         return self.labels.get(model, {"label": model, "mixer": "own", "training": "own"})
 
+    def folders(self, runs: Path) -> dict[int | None, Path]:
+        """Where its runs lie under the folder ``runs``: by seed, where it is made with several; else with None."""
+        seeds = self.options.get("seeds")
+        seeds = seeds.get(self.data) if isinstance(seeds, dict) else seeds
+        return {None: runs} if seeds is None else {seed: runs / f"seed{seed}" for seed in seeds}
+
     def found(self, runs: Path) -> list[Run]:
         """Its models' runs in the folder ``runs``, as far as they are there."""
         if not self.tasks:

@@ -6,7 +6,7 @@ T read-out tokens (the one CLS, or Mamba-Reg's registers).
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -106,7 +106,7 @@ class Backbone(nn.Module, ABC):
 
     @abstractmethod
     def forward_intermediates(
-        self, images: Tensor, n: int | Sequence[int] = 1, stream: Stream = "published"
+        self, images: Tensor, n: int | Sequence[int] = 1, stream: Stream = "published", norm: bool = True
     ) -> list[Features]:
         """Features of several blocks or stages, each behind the family's final norm; the oldest first.
 
@@ -116,6 +116,7 @@ class Backbone(nn.Module, ABC):
             stream: ``branch`` is what the block's token mixer adds (after its projection, before the residual sum),
                 ``residual`` the stream after the block, ``published`` whichever of them the family's published
                 results read.
+            norm: as timm's: without it they are as the blocks leave them.
 
         Raises:
             ValueError: for blocks that are not there, an unknown stream, or one that the model does not have.
@@ -315,6 +316,11 @@ class MixingBackbone(Backbone):
         For bidirectional scans it is the mean of both directions, as their outputs are averaged. ValueError where
         the model has no such matrix.
         """
+
+    @abstractmethod
+    def mixings(self, images: Tensor, blocks: Sequence[int]) -> Iterator[tuple[Tensor, Any]]:
+        """:meth:`token_mixing` of several blocks in one pass, from the first to the last, one held at a time, each with
+        the :class:`~backbones.tokens.Layout` that says where its tokens stand."""
 
     @abstractmethod
     def decompose(self, images: Tensor, blocks: Sequence[int] = (-1,), max_heads: int | None = None) -> list[list[Any]]:

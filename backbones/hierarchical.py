@@ -52,7 +52,7 @@ class HierarchicalBackbone(Backbone):
         return features.cls if self.global_pool else features.patches
 
     def forward_intermediates(
-        self, images: Tensor, n: int | Sequence[int] = 1, stream: Stream = "published"
+        self, images: Tensor, n: int | Sequence[int] = 1, stream: Stream = "published", norm: bool = True
     ) -> list[Features]:
         wanted, read = self.block_indices(n), self.resolve_stream(stream)
         found = []
@@ -61,9 +61,9 @@ class HierarchicalBackbone(Backbone):
                 features = trace.residual if read == "residual" else trace.branch
                 if features is None:
                     raise ValueError(f"stream={stream!r}: {type(self).__name__} gives the residual stream only")
-                found.append(self._sorted(stage, features))
+                found.append(self._sorted(stage, features, norm))
         return found
 
-    def _sorted(self, stage: int, features: Tensor) -> Features:
-        patches = self._normalize(stage, features)
+    def _sorted(self, stage: int, features: Tensor, norm: bool = True) -> Features:
+        patches = self._normalize(stage, features) if norm else features
         return Features(patches.mean((2, 3)), patches)

@@ -103,19 +103,19 @@ class SequenceBackbone(MixingBackbone):
         return layout.split(tokens)
 
     def forward_intermediates(
-        self, images: Tensor, n: int | Sequence[int] = 1, stream: Stream = "published"
+        self, images: Tensor, n: int | Sequence[int] = 1, stream: Stream = "published", norm: bool = True
     ) -> list[Features]:
-        sequences, layout = self.forward_sequences(images, n, stream)
+        sequences, layout = self.forward_sequences(images, n, stream, norm)
         return [layout.split(tokens) for tokens in sequences]
 
     def forward_sequences(
-        self, images: Tensor, n: int | Sequence[int] = 1, stream: Stream = "published"
+        self, images: Tensor, n: int | Sequence[int] = 1, stream: Stream = "published", norm: bool = True
     ) -> tuple[list[Tensor], Layout]:
         """:meth:`forward_intermediates` before it is sorted: (B, L, D) of each block, and where things stand in it."""
         wanted, read = self.block_indices(n), self.resolve_stream(stream)
         x, layout = self._embed(images)
-        found = [self._final_norm(getattr(trace, read)) for i, trace in enumerate(self._traces(x)) if i in wanted]
-        return found, layout
+        found = [getattr(trace, read) for i, trace in enumerate(self._traces(x)) if i in wanted]
+        return [self._final_norm(tokens) if norm else tokens for tokens in found], layout
 
     def inspect(
         self, images: Tensor, blocks: Sequence[int] = (-1,), mixing: bool = True, stream: Stream = "published"
@@ -139,10 +139,14 @@ class SequenceBackbone(MixingBackbone):
         return maps[:, readout], None if layout.registers is None else maps[:, register]
 
     def token_mixing(self, images: Tensor, block: int = -1) -> Tensor:
-        wanted = self.block_index(block)
-        x, _ = self._embed(images)
-        trace = next(trace for i, trace in enumerate(self._traces(x)) if i == wanted)
-        return trace.mixer.mixing(trace.mixer_input)
+        return next(self.mixings(images, (block,)))[0]
+
+    def mixings(self, images: Tensor, blocks: Sequence[int]) -> Iterator[tuple[Tensor, Layout]]:
+        wanted = self.block_indices(blocks)
+        x, layout = self._embed(images)
+        for i, trace in enumerate(self._traces(x)):
+            if i in wanted:
+                yield trace.mixer.mixing(trace.mixer_input), layout
 
     def decompose(
         self, images: Tensor, blocks: Sequence[int] = (-1,), max_heads: int | None = None

@@ -2,7 +2,7 @@
 
 import inspect
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -14,6 +14,7 @@ from backbones import pixels
 from backbones.base import CLASSIFIER_PREFIXES, BlockView, Features, MixingBackbone, Stream
 from backbones.timm_attention import AttentionWatch, tells_its_branch, token_attention
 from backbones.timm_create import REFUSALS, create, feature_info, own_size, reason, size_refused
+from backbones.tokens import Layout
 
 
 class TimmModel(MixingBackbone):
@@ -148,12 +149,12 @@ class TimmModel(MixingBackbone):
                 "and '' for none"
             ) from None
 
-    def _features(self, images: Tensor, wanted: Sequence[int]) -> dict[int, Features]:
+    def _features(self, images: Tensor, wanted: Sequence[int], norm: bool = True) -> dict[int, Features]:
         """The residual stream after each of those blocks."""
         order = sorted(set(wanted))
-        return self._by_block(order, self._run_blocks(images, order, intermediates_only=True))
+        return self._by_block(order, self._run_blocks(images, order, intermediates_only=True, norm=norm))
 
-    def _run_blocks(self, images: Tensor, order: list[int], intermediates_only: bool) -> Any:
+    def _run_blocks(self, images: Tensor, order: list[int], intermediates_only: bool, norm: bool = True) -> Any:
         """timm's own answer."""
         options = {"return_prefix_tokens": True} if self.num_prefix else {}
 
@@ -161,7 +162,7 @@ class TimmModel(MixingBackbone):
             return self.model.forward_intermediates(
                 images,
                 indices=order,
-                norm=self._normed,
+                norm=self._normed and norm,
                 output_fmt="NCHW",
                 intermediates_only=intermediates_only,
                 **options,
@@ -201,7 +202,7 @@ class TimmModel(MixingBackbone):
         cls = prefix[:, 0] if first else patches.mean((2, 3))
         return Features(cls, patches, prefix[:, first:] if self.num_prefix > first else None)
 
-    def _branches(self, images: Tensor, wanted: Sequence[int]) -> dict[int, Features]:
+    def _branches(self, images: Tensor, wanted: Sequence[int], norm: bool = True) -> dict[int, Features]:
         """What the attention of each of those blocks adds to the stream, behind the final norm."""
         modules = self._attention_modules("stream='branch'")
         blocks = {i: (self._block(i), modules[i]) for i in set(wanted)}
@@ -213,16 +214,17 @@ class TimmModel(MixingBackbone):
             h, w = self._features(images, [self.depth - 1])[self.depth - 1].patches.shape[-2:]
         found = {}
         for i in set(wanted):
-            tokens = self.model.norm(watch.added[i])
+            tokens = self.model.norm(watch.added[i]) if norm else watch.added[i]
             prefix, patches = tokens[:, : self.num_prefix], tokens[:, self.num_prefix :]
             found[i] = self._sorted(prefix, patches.transpose(1, 2).unflatten(-1, (h, w)))
         return found
 
     def forward_intermediates(
-        self, images: Tensor, n: int | Sequence[int] = 1, stream: Stream = "published"
+        self, images: Tensor, n: int | Sequence[int] = 1, stream: Stream = "published", norm: bool = True
     ) -> list[Features]:
         wanted = self.block_indices(n)
-        features = (self._features if self.resolve_stream(stream) == "residual" else self._branches)(images, wanted)
+        read = self._features if self.resolve_stream(stream) == "residual" else self._branches
+        features = read(images, wanted, norm)
         return [features[i] for i in wanted]
 
     # ---- mixing -------------------------------------------------------------------------------------------
@@ -279,6 +281,16 @@ class TimmModel(MixingBackbone):
         with AttentionWatch({wanted: self._attention_modules("token_mixing")[wanted]}) as watch:
             self.logits(images)
         return watch.maps[wanted]
+
+    def mixings(self, images: Tensor, blocks: Sequence[int]) -> Iterator[tuple[Tensor, Layout]]:
+        wanted, modules = self.block_indices(blocks), self._attention_modules("mixings")
+        with AttentionWatch({i: modules[i] for i in wanted}) as watch:
+            features = self._features(images, wanted)
+        h, w = features[wanted[0]].patches.shape[-2:]
+        index = torch.arange(self.num_prefix + h * w, device=images.device)
+        cls, registers, patches = index.split([int(self.has_cls), self.num_registers, h * w])
+        layout = Layout((h, w), patches, cls, registers if len(registers) else None)
+        return ((watch.maps.pop(i), layout) for i in wanted)
 
     def decompose(self, images: Tensor, blocks: Sequence[int] = (-1,), max_heads: int | None = None) -> list[list[Any]]:
         """Always a ValueError: timm's attention does not give its values away."""

@@ -28,6 +28,7 @@ RANGES: dict[str, str] = {
     "num_global_crops": SIZE, "label_smoothing": "[0, 1)", "num_classes": SIZE, "k": SIZE, "temperature": POSITIVE,
     "n_last_blocks": SIZE, "pictures": COUNT, "ignore_index": "(-inf, inf)", "chunk": SIZE, "max_heads": SIZE,
     "tolerance": NON_NEGATIVE, "blocks": "(-inf, inf)", "block": "(-inf, inf)",
+    "outlier_factor": POSITIVE, "lazy_entropy": FRACTION, "lazy_share": FRACTION,
     # data
     "batch_size": SIZE, "num_workers": COUNT, "prefetch": SIZE, "shuffle_window": SIZE, "seed": COUNT, "resize": SIZE,
     "crop": SIZE, "probe_size": SIZE, "mean": "(-inf, inf)", "std": POSITIVE, "cache_gib": POSITIVE,

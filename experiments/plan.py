@@ -79,7 +79,8 @@ def runs_folder(target: Target, settings: Settings) -> Path:
     """Where a target's runs lie and its files go."""
     if settings.runs is not None:
         return settings.runs
-    folder = target.options.get("default_runs", f"paper-{target.data}")
+    folder = target.options.get("default_runs", {})
+    folder = folder.get(target.data, f"paper-{target.data}") if isinstance(folder, dict) else folder
     return Path("runs") / (f"{folder}-{settings.seed}" if target.kind == "demo" and settings.seed else folder)
 
 
@@ -99,12 +100,10 @@ def _runs(target: Target, settings: Settings) -> list[RunSpec]:
     folder = runs_folder(target, settings)
     if target.kind == "demo":
         return _Planner(target, settings, folder, settings.seed).before_and_after()
-    seeds = target.options.get("seeds")
-    planners = (
-        [_Planner(target, settings, folder, settings.seed)]
-        if seeds is None
-        else [_Planner(target, settings, folder / f"seed{seed}", seed) for seed in seeds]
-    )
+    planners = [
+        _Planner(target, settings, where, settings.seed if seed is None else seed)
+        for seed, where in target.folders(folder).items()
+    ]
     return [p.run(model, task) for p in planners for task in target.tasks for model in target.models]
 
 

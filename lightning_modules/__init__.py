@@ -12,6 +12,7 @@ from lightning_modules.mixing_rank import TokenMixingRanks
 from lightning_modules.pretraining import Pretraining
 from lightning_modules.robustness import RobustnessEvaluation
 from lightning_modules.supervised import Supervised
+from lightning_modules.token_statistics import TokenStatistics
 
 __all__ = [
     "DINO",
@@ -26,4 +27,5 @@ __all__ = [
     "RobustnessEvaluation",
     "Supervised",
     "TokenMixingRanks",
+    "TokenStatistics",
 ]

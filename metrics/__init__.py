@@ -2,6 +2,7 @@
 
 from metrics.binary_auc import BinaryAUC
 from metrics.block_rank import block_ranks, decay_block, triangle
+from metrics.correlation import Coefficient, Correlation, correlation
 from metrics.functional import Comparison, binary_auc, masks_to_grid, pooled_binary_auc, position_map, roc_curve, sides
 from metrics.intervals import (
     Difference,
@@ -16,12 +17,22 @@ from metrics.knn import KNNAccuracy, knn_scores, topk_accuracy
 from metrics.mixing_rank import effective_rank, numerical_rank, partition, rank_bound, singular_values
 from metrics.pooled import POOLED_DRAWS, PooledAUC
 from metrics.rank_claims import Claim, rank_claims
+from metrics.token_statistics import (
+    grid_diagonal,
+    mixing_distance,
+    norm_statistics,
+    patch_distances,
+    row_entropy,
+    uniform_distance,
+)
 
 __all__ = [
     "POOLED_DRAWS",
     "BinaryAUC",
     "Claim",
+    "Coefficient",
     "Comparison",
+    "Correlation",
     "Difference",
     "KNNAccuracy",
     "PooledAUC",
@@ -29,23 +40,30 @@ __all__ = [
     "block_ranks",
     "bootstrap_counts",
     "bootstrap_means",
+    "correlation",
     "decay_block",
     "difference_of",
     "effective_rank",
     "folded",
+    "grid_diagonal",
     "interval",
     "knn_scores",
     "masks_to_grid",
+    "mixing_distance",
+    "norm_statistics",
     "numerical_rank",
     "paired_difference",
     "partition",
+    "patch_distances",
     "pooled_binary_auc",
     "position_map",
     "rank_bound",
     "rank_claims",
     "roc_curve",
+    "row_entropy",
     "sides",
     "singular_values",
     "topk_accuracy",
     "triangle",
+    "uniform_distance",
 ]  # fmt: skip

@@ -72,6 +72,20 @@ def test_binary_auc(backbone, shards, tmp_path):
         assert row["auc_of_mean_normalized"] == pytest.approx(max(row["auc"], 1 - row["auc"]))
 
 
+@pytest.mark.parametrize("backbone", ["mambar", "timm"])
+def test_token_statistics(backbone, shards, tmp_path):
+    folder = run("validate", "token_statistics", shards, tmp_path, backbone, *(LARGE if backbone == "timm" else []))
+    rows = read_results(folder)["rows"]
+    depth, heads = (2, 4) if backbone == "mambar" else (6, 2)
+    norms = [(row["block"], row["reading"]) for row in rows if row["head"] is None]
+    assert norms == [(block, reading) for block in range(depth) for reading in ("published", "other")]
+    mixing = [(row["block"], row["head"]) for row in rows if row["head"] is not None]
+    assert mixing == [(block, head) for block in range(depth) for head in range(heads)]
+    for row in rows:
+        assert row["background_share"] is None or 0 < row["background_share"] < 1
+        assert row["distance"] is None or 0 < row["distance_of_diagonal"] < 1
+
+
 @pytest.mark.parametrize("backbone", ["vim", "mambar", "vit", "linear_vit", "vim_mamba1"])
 def test_ranks(backbone, shards, tmp_path):
     """Y = MX, and the bounds of algebra, on every block of every mixer: the decay's blocks have rank exactly 1."""

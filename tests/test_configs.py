@@ -15,7 +15,7 @@ CONFIGS = ROOT / "configs"
 BACKBONES = sorted(p.stem for p in (CONFIGS / "backbone").glob("*.yaml"))
 DEMO = {
     "dino": "demo", "linear_probe": "demo", "knn": "demo", "binary_auc": "demo_s", "ranks": "demo",
-    "robustness": "demo_robustness", "supervised": "demo",
+    "token_statistics": "demo_s", "robustness": "demo_robustness", "supervised": "demo",
 }  # fmt: skip
 TASKS = {  # task files in order -> data file
     ("dino",): "imagenet",
@@ -24,6 +24,7 @@ TASKS = {  # task files in order -> data file
     ("knn",): "imagenet",
     ("binary_auc",): "imagenet_s",
     ("ranks",): "imagenet",
+    ("token_statistics",): "imagenet_s",
     ("robustness",): "robustness",
     ("supervised",): "imagenet",
     **{(task, f"{task}_demo"): data for task, data in DEMO.items()},

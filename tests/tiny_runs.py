@@ -48,6 +48,7 @@ model:
     "knn": "model: {init_args: {num_classes: 10, k: [5, 1]}}",
     "binary_auc": "model: {init_args: {blocks: all}}",
     "ranks": "model: {init_args: {chunk: 6}}",
+    "token_statistics": "{}",
     "robustness": "{}",
     "supervised": "data: {init_args: {probe_size: 16}}\nmodel: {init_args: {num_classes: 10, warmup_epochs: 0}}",
 }
@@ -63,7 +64,7 @@ def run(command, task, shards, out, backbone="vim", *extra):
     (out / f"{backbone}.yaml").write_text(
         f"model: {{init_args: {{backbone: {{class_path: backbones.{(BACKBONES | {'vim_mamba1': MAMBA1})[backbone]}}}}}}}"
     )
-    data = {"binary_auc": "demo_s", "robustness": "demo_robustness"}.get(task, "demo")
+    data = {"binary_auc": "demo_s", "token_statistics": "demo_s", "robustness": "demo_robustness"}.get(task, "demo")
     files = [
         CONFIGS / "base.yaml",
         CONFIGS / f"task/{task}.yaml",
