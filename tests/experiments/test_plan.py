@@ -33,7 +33,7 @@ SIZES = {  # runs of a target's own, and with what they need
         "figure5": (6, 13), "figure6": (4, 9), "figure7": (1, 3), "figure8": (1, 3), "figure9": (2, 5), "figure10": (3, 7),
         "figure11": (6, 13), "figure12": (3, 7), "figure13": (1, 1), "ranks": (3, 7), "scoring": (4, 9), "paper": (29, 40),
         "demo": (6, 8), "study": (160, 181), "evaluate": (1, 4), "ranks512": (6, 10), "states": (20, 26),
-        "sizes": (27, 37), "claims": (36, 49),
+        "sizes": (27, 37), "claims": (60, 81),
     },
 }  # fmt: skip
 
@@ -181,11 +181,17 @@ def test_demo():
 
 
 def test_study():
+    """Each seed trains four models by the demo's whole recipe, and evaluates them and their untrained twins."""
     runs = made("study")[1:]
-    assert [run.folder.parent.name for run in runs] == ["seed0"] * 15 + ["seed1"] * 15 + ["seed2"] * 15
+    assert [run.folder.parent.name for run in runs] == [f"seed{seed}" for seed in range(5) for _ in range(4 + 8 * 4)]
     assert all(flag(run, "--seed_everything") == [run.folder.parent.name[-1]] for run in runs)
-    assert not [file for run in runs for file in run.configs if file.startswith("paper/")]  # the demo's whole recipe
     assert all(run.folder.parent.parent == Path("runs/study") for run in runs)
+    for run in runs:
+        model, _, task = run.name.rpartition("-")
+        overlays = [file for file in run.configs if file.startswith("paper/")]
+        assert bool(overlays) == (task in ("places", "knn_both", "auc"))
+        weights = flag(run, "--model.init_args.backbone_weights")
+        assert bool(weights) == (task != "pretrain" and not model.endswith("_random")), run.name
 
 
 @pytest.mark.parametrize("data", ["imagenet", "demo"])
