@@ -35,7 +35,9 @@ def test_one_table_three_ways(tmp_path):
 def test_every_kind_is_known(tmp_path):
     assert {entry["kind"] for entry in spec.content()["targets"].values()} == set(renderers.kinds())
     target = spec.target("table1")
-    with pytest.raises(ValueError, match=r"table1: kind='pie'; allowed: bars, components_and_maps, demo, dense"):
+    with pytest.raises(
+        ValueError, match=r"table1: kind='pie'; allowed: bars, claims, components_and_maps, demo, dense"
+    ):
         renderers.draw(target.__class__(**{**vars(target), "kind": "pie"}), tmp_path)
 
 
