@@ -18,6 +18,7 @@ from analysis.study_values import METRICS, Study, read
 from analysis.tables import Section, Table, write_page
 from analysis.targets import Target
 from common.files import to_csv, write_json, write_text
+from metrics import correlation
 from metrics.effects import Effect, effect, mean_interval
 
 NOTE = """Each model was pretrained with DINO on the same embedded scenes by the same recipe, which was chosen for Vim,
@@ -136,6 +137,31 @@ def parted_rows(study: Study, target: Target) -> Iterator[dict[str, Any]]:
                     yield line | {"metric": METRICS[metric].label, "part": part} | show_effect(found, metric)
 
 
+def rank_rows(study: Study, target: Target) -> Iterator[dict[str, Any]]:
+    """Whether a higher rank goes with better maps and tasks, over the pretrained models and seeds: Spearman's ρ.
+
+    Within: both centred by model, so that what tells models apart is gone.
+    """
+    points = [(model, seed) for model in study.models for seed in study.seeds]
+    groups = {"all models and seeds": None, "within models": [model for model, _ in points]}
+    for rank in ("effective_rank", "block_effective_rank"):
+        x = [value for model in study.models for value in study.of(rank, model)]
+        for metric in ("auc", "probe", "knn"):
+            for reading in reads(metric):
+                y = [value for model in study.models for value in study.of(metric, model, **READINGS[reading])]
+                if not len(x) == len(y) == len(points):
+                    continue
+                for over, of in groups.items():
+                    n, _, (value, low, high) = correlation(np.array(x), np.array(y), of)
+                    cells: dict[str, Any] = {
+                        "rank": METRICS[rank].label,
+                        "metric": METRICS[metric].label,
+                        "reading": reading,
+                    }
+                    cells |= {"over": over, "n": n, "rho": None if value is None else f"{value:+.2f}"}
+                    yield cells | {"interval": None if low is None else f"{low:+.2f} to {high:+.2f}"}
+
+
 def tables(study: Study, target: Target) -> dict[str, Table]:
     """The page's tables by their headings; those that nothing fills are left out."""
     labels = {model: target.label(model)["label"] for model in study.models}
@@ -146,6 +172,10 @@ def tables(study: Study, target: Target) -> dict[str, Table]:
         "What pretraining brought: pretrained less untrained": ({**what, "model": "model"} | effects, learned_rows),
         "What the paper says": (
             {"says": "claim", "metric": "metric", "reading": "stream"} | effects | {"verdict": "verdict"}, claim_rows,
+        ),
+        "Does a higher rank go with better maps and tasks?": (
+            {"rank": "rank", "metric": "metric", "reading": "stream", "over": "over", "n": "n", "rho": "Spearman's ρ",
+             "interval": "95 % interval"}, rank_rows,
         ),
         "The reading or the mixer": (
             {"models": "models", "metric": "metric", "state": "state", "part": "part"} | effects, parted_rows,

@@ -92,6 +92,14 @@ def test_claims_effects_and_parts(runs):
     assert whole == pytest.approx(mixer + reading, abs=0.11) and reading == pytest.approx(-5, abs=0.11)
 
 
+def test_ranks_go_with_scores(runs):
+    """The runs' ranks are proportional to their scores."""
+    rows = list(study.rank_rows(read(TARGET, runs), TARGET))
+    residual = {row["over"]: row for row in rows if row["metric"].startswith("Bin") and row["reading"] == "published"}
+    assert residual["all models and seeds"]["n"] == 20 and residual["all models and seeds"]["rho"] == "+1.00"
+    assert residual["within models"]["rho"] == "+1.00" and len(rows) == 2 * 3 * 3 * 2
+
+
 @pytest.mark.parametrize(
     ("a", "b", "says"), [([3, 4, 5], [0, 1, 2], "holds"), ([0, 1, 2], [3, 4, 5], "against"),
                          ([0, 4, 5], [1, 2, 3], "cannot be told"), ([9], [1], "cannot be told")],
