@@ -55,6 +55,24 @@ def test_knn(shards, tmp_path):
     assert [r["k"] for r in rows] == [5, 1] and rows[0]["bank"] == 24 and rows[0]["queries"] == 20
 
 
+def test_each_way_and_both_readings(shards, tmp_path):
+    """As the configuration names them, in tables with the same columns in every row."""
+    ways = ["grid", "area", "mask", "pooled"]
+    flags = [f"--model.init_args.compare=[{','.join(ways)}]", "--model.init_args.stream=both"]
+    table = read_results(run("validate", "binary_auc", shards, tmp_path, "vim", *flags))
+    rows, each = table["rows"], len(table["rows"]) // 4
+    assert [row["compare"] for row in rows] == [way for way in ways for _ in range(each)]
+    assert [row["map"] for row in rows[:each]] == [row["map"] for row in rows[-each:]]
+    assert table["headline"]["val/auc_of_mean_normalized"] in [
+        pytest.approx(row["auc_of_mean_normalized"]) for row in rows[:each] if row["kind"] == "similarity"
+    ]
+    table = read_results(run("validate", "knn", shards, tmp_path, "vim", "--model.init_args.stream=both"))
+    assert [(r["k"], r["stream"]) for r in table["rows"]] == [
+        (5, "residual"), (1, "residual"), (5, "branch"), (1, "branch"),
+    ]  # fmt: skip
+    assert table["headline"]["val/knn_top1"] == pytest.approx(table["rows"][0]["top1"])
+
+
 @pytest.mark.parametrize("backbone", BACKBONES)
 def test_binary_auc(backbone, shards, tmp_path):
     folder = run("validate", "binary_auc", shards, tmp_path, backbone, *(LARGE if backbone == "timm" else []))
