@@ -17,8 +17,9 @@ setup: .venv/.ready ## a virtual environment in .venv with the project and its t
 	-$(BIN)/python -m compileall -q -j 0 .venv/lib > /dev/null 2>&1
 	touch $@
 
+TESTS = 2 # processes that share the suite, a file each at a time
 test: setup ## the test suite
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(TESTS) --dist loadfile
 
 test-slow: setup ## the tests that take minutes: kills, faults, and a SLURM of two nodes on this host
 	$(BIN)/python -m pytest -m "slow or slurm"

@@ -9,7 +9,7 @@ import torch
 from datamodules import prepare
 from tests.tiny_runs import run
 
-torch.set_num_threads(2)
+torch.set_num_threads(1 if "PYTEST_XDIST_WORKER" in os.environ else 2)  # processes beside each other have a core each
 for name in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES"):  # `make test` hands these to what the tests start
     os.environ.pop(name, None)
 

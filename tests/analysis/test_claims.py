@@ -12,7 +12,8 @@ from analysis import claims
 from experiments import spec
 from tests.analysis.runs import auc_run, head, write_run
 
-TARGET = replace(spec.target("claims", "demo"), models=("vim_demo", "mambar_demo"))
+PAPER = spec.target("claims", "demo")
+TARGET = replace(PAPER, models=("vim_demo", "mambar_demo"), options=PAPER.options | {"seeds": [0, 1, 2]})
 BLOCKS, HEADS, REGISTERS = 5, 4, 5
 
 

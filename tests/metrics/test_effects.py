@@ -41,7 +41,7 @@ def test_what_one_run_can_tell():
     for a, b in (([], [1.0]), ([1.0], [])):
         with pytest.raises(ValueError, match=f"found {len(a)}, {len(b)}"):
             effect(a, b, paired=False)
-    with pytest.raises(ValueError, match="equally many as pairs; found 2, 3"):
+    with pytest.raises(ValueError, match="equally many where they are pairs; found 2, 3"):
         effect([1.0, 2.0], [1.0, 2.0, 3.0], paired=True)
 
 
