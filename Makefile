@@ -17,12 +17,13 @@ setup: .venv/.ready ## a virtual environment in .venv with the project and its t
 	-$(BIN)/python -m compileall -q -j 0 .venv/lib > /dev/null 2>&1
 	touch $@
 
-TESTS = 2 # processes that share the suite, a file each at a time
-test: setup ## the test suite
+TESTS ?= 2
+test: setup ## the test suite, a file at a time by each of TESTS processes
 	$(BIN)/python -m pytest -n $(TESTS) --dist loadfile
 
 test-slow: setup ## the tests that take minutes: kills, faults, and a SLURM of two nodes on this host
-	$(BIN)/python -m pytest -m "slow or slurm"
+	$(BIN)/python -m pytest -m slow -n $(TESTS) --dist loadfile tests/backbones
+	$(BIN)/python -m pytest -m "slow or slurm" --ignore tests/backbones
 
 test-versions: setup ## the lowest and the newest packages that pyproject allows, beside those installed
 	$(BIN)/python -m tests.versions
