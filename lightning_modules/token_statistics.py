@@ -13,8 +13,8 @@ from torch import Tensor
 from backbones import Backbone, Features, MixingBackbone, SequenceBackbone, Stream
 from common.collectives import gather_objects, gather_rows
 from common.precision import at_least_float32, exact
-from lightning_modules.frozen import FrozenBackboneModule
 from lightning_modules.hparams import record_hyperparameters
+from lightning_modules.readings import Readings, ReadsBoth
 from metrics import grid_diagonal, masks_to_grid, mixing_distance, norm_statistics, row_entropy, uniform_distance
 
 logger = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ MIXINGS = ("distance", "self_share", "token_share", "cls_row_entropy", "cls_row_
 """Of an image, block and head."""
 
 
-class TokenStatistics(FrozenBackboneModule):
+class TokenStatistics(ReadsBoth):
     """Measures tokens and token mixing block by block, over images with or without masks.
 
     Norms, one row a block and stream, are those of the stream *before* the final norm, as "Vision Transformers Need
@@ -52,7 +52,7 @@ class TokenStatistics(FrozenBackboneModule):
         lazy_share: of the row's weight.
         ignore_index: id in the masks that takes no part.
         backbone_weights, weights_key: see FrozenBackboneModule.
-        stream: whose norms (FrozenBackboneModule); ``both`` takes the published one and the other.
+        stream: whose norms; ``both`` takes the published one and the other.
     """
 
     def __init__(
@@ -65,9 +65,9 @@ class TokenStatistics(FrozenBackboneModule):
         ignore_index: int = 1000,
         backbone_weights: str | None = None,
         weights_key: str = "teacher",
-        stream: Stream | Literal["both"] = "published",
+        stream: Readings = "published",
     ) -> None:
-        super().__init__(backbone, backbone_weights, weights_key, "published" if stream == "both" else stream)
+        super().__init__(backbone, backbone_weights, weights_key, stream)
         record_hyperparameters(self, "backbone")
         for name, value in (("lazy_entropy", lazy_entropy), ("lazy_share", lazy_share)):
             if not 0 <= value <= 1:
@@ -77,9 +77,6 @@ class TokenStatistics(FrozenBackboneModule):
         self.blocks = backbone.block_indices(backbone.depth if blocks == "all" else blocks)
         if not self.blocks:
             raise ValueError("model.init_args.blocks is empty; name at least one block, or all")
-        other: Stream = "branch" if backbone.published_stream == "residual" else "residual"
-        self.streams: list[Stream] = [backbone.resolve_stream(self.stream), *([other] if stream == "both" else [])]
-        self._optional = other if stream == "both" else None
         self.outlier_factor, self.ignore_index = outlier_factor, ignore_index
         self.lazy_entropy, self.lazy_share = lazy_entropy, lazy_share
         mixes = isinstance(backbone, MixingBackbone) and backbone.mixes_tokens()
@@ -98,15 +95,8 @@ class TokenStatistics(FrozenBackboneModule):
             images = images.new_zeros(1, *images.shape[1:])
             masks = None if masks is None else masks.new_zeros(1, *masks.shape[1:])
         self._keys += batch["key"]
-        for stream in list(self.streams):
-            try:
-                blocks = self.backbone.forward_intermediates(images, self.blocks, stream, norm=False)
-            except ValueError as error:
-                if stream != self._optional:
-                    raise
-                logger.warning("stream=both: %s; the published one alone is told", error)
-                self.streams.remove(stream)
-                continue
+        found = self._read(images, self.stream)
+        for stream, blocks in (found | (self.read_other(lambda other: self._read(images, other)) or {})).items():
             for block, features in zip(self.blocks, blocks, strict=True):
                 self._norms.setdefault((block, stream), []).append(self._norms_of(features, masks)[:count].cpu())
         if self._mixes:
@@ -116,6 +106,11 @@ class TokenStatistics(FrozenBackboneModule):
                 self._mixings.setdefault(block, []).append(_mixing_of(matrix, layout)[:count].cpu())
 
     test_step = validation_step
+
+    def _read(self, images: Tensor, stream: Stream) -> dict[Stream, list[Features]]:
+        """Features before the final norm, by the stream that ``stream`` is."""
+        blocks = self.backbone.forward_intermediates(images, self.blocks, stream, norm=False)
+        return {self.backbone.resolve_stream(stream): blocks}
 
     def _norms_of(self, features: Features, masks: Tensor | None) -> Tensor:
         """(B, F) NORMS of one block, in float64."""
@@ -144,10 +139,11 @@ class TokenStatistics(FrozenBackboneModule):
             rows = torch.cat(parts).to(self.device) if self.device.type == "cuda" else torch.cat(parts)
             return gather_rows(rows).cpu()[order].double().numpy()
 
+        streams = dict.fromkeys(stream for _, stream in self._norms)
         rows = [
             self._norm_row(block, stream, ordered(self._norms[block, stream]))
             for block in self.blocks
-            for stream in self.streams
+            for stream in streams
         ]
         for block, parts in self._mixings.items():
             images = ordered(parts)
