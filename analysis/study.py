@@ -31,6 +31,7 @@ images, of the last block's map. The effective rank is the exponential of the en
 over blocks, heads and images; Mamba's M is the mean of its two directions."""
 VERDICTS = """Holds: the whole interval is on the side that is claimed; against: on the other; cannot be told: it holds
 0. Each line is read by itself, and of many such lines one in twenty would be off by chance."""
+CONTROLS = ("shuffled", "position")
 READINGS: dict[str, dict[str, Any]] = {
     "published": {"published": True},
     "residual": {"stream": "residual"},
@@ -55,8 +56,9 @@ def show_mean(values: Sequence[float], metric: str) -> str:
     """Mean ± standard deviation."""
     if not values:
         return "–"
-    digits, spread = METRICS[metric].digits, float(np.std(values, ddof=1)) if len(values) > 1 else math.nan
-    return f"{np.mean(values):.{digits}f} ± {spread:.{digits}f}"
+    digits = METRICS[metric].digits
+    spread = f" ± {np.std(values, ddof=1):.{digits}f}" if len(values) > 1 else ""
+    return f"{np.mean(values):.{digits}f}{spread}"
 
 
 def show_effect(found: Effect, metric: str) -> dict[str, str]:
@@ -64,7 +66,7 @@ def show_effect(found: Effect, metric: str) -> dict[str, str]:
     digits = max(METRICS[metric].digits, 1)
     return {
         "difference": f"{found.difference:+.{digits}f}",
-        "interval": f"{found.low:+.{digits}f} to {found.high:+.{digits}f}",
+        "interval": "–" if math.isnan(found.low) else f"{found.low:+.{digits}f} to {found.high:+.{digits}f}",
         "g": f"{found.g:+.1f}" if math.isfinite(found.g) else "–",
     }
 
@@ -83,11 +85,11 @@ def mean_rows(study: Study, target: Target) -> Iterator[dict[str, Any]]:
 def learned_rows(study: Study, target: Target) -> Iterator[dict[str, Any]]:
     """A line for each metric, reading and model: by how much it is above its untrained self."""
     for metric, about in METRICS.items():
-        for model in study.models:
+        for model in [] if metric.startswith(CONTROLS) else study.models:
             for stream in study.streams(model) if about.reads else (None,):
                 sides = (study.of(metric, model, trained, stream) for trained in (True, False))
                 after, before = sides
-                if not after or len(after) != len(before) or metric == "position_auc":
+                if not after or len(after) != len(before):
                     continue
                 found = effect(after, before, paired=True)
                 line = {"metric": about.label, "model": target.label(model)["label"], "stream": stream or "–"}
@@ -201,7 +203,7 @@ def chart(study: Study, target: Target, base: Path) -> list[Path]:
     panels = [
         (metric, stream)
         for metric, about in METRICS.items()
-        if not metric.startswith(("shuffled", "position", "raw"))
+        if not metric.startswith((*CONTROLS, "raw"))
         for stream in (("residual", "branch") if about.reads else (None,))
     ]
     columns = 4
@@ -240,9 +242,9 @@ def draw(target: Target, runs: Path) -> list[Path]:
     paths = chart(study, target, base)
     below = picture(paths[0], "means with 95 % intervals, and seeds as points; grey: untrained")
     (_, first), *rest = tables(study, target).items()
-    lines = {"What the paper says": [VERDICTS]}
+    lines = {"What the paper says": [" ".join(VERDICTS.split())]}
     sections = [Section(title, lines.get(title, []), table) for title, table in rest]
-    text = f"{NOTE} {describe(study, target)}"
+    text = f"{' '.join(NOTE.split())} {describe(study, target)}"
     paths += write_page(base, target.title, text, first, below=below, sections=sections, suffixes=(".md", ".html"))
     write_json(base.with_suffix(".json"), study._asdict() | {"values": [v._asdict() for v in study.values]})
     write_text(base.with_suffix(".csv"), to_csv([value._asdict() for value in study.values]))

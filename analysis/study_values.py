@@ -127,5 +127,7 @@ def _measured(target: Target, runs: dict[str, Run]) -> Iterator[tuple[str, str, 
         yield f"{control}_auc", "-", True, next(row[SCORE] for row in auc.rows if row["map"] == control)
     whole = [row for row in ranks.rows if row["direction"] in ("attention", "both")]
     for metric in ("effective_rank", "block_effective_rank"):
-        yield metric, "-", True, sum(row[f"{metric}_mean"] for row in whole) / len(whole)
-    yield "block_rank", "-", True, float(max(row["block_rank_max"] for row in whole))
+        if None not in (means := [row[f"{metric}_mean"] for row in whole]):  # without whole blocks off the diagonal
+            yield metric, "-", True, sum(means) / len(means)
+    if None not in (ranks_of_blocks := [row["block_rank_max"] for row in whole]):
+        yield "block_rank", "-", True, float(max(ranks_of_blocks))
