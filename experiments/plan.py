@@ -127,16 +127,8 @@ class _Planner:
         if task.tests_probe is not None:
             return self._test(model, task, task.tests_probe)
         if task.prints_config:
-            said = self._spec(
-                f"{model}-{name}",
-                task,
-                self._files(model, task),
-                [*_changes(model, task), "--print_config"],
-                [],
-                log="config.yaml",
-            )
-            return replace(said, needs=())
-        files, flags, needs, lacks = self._files(model, task), [], [], ""
+            return replace(self._spec(f"{model}-{name}", model, task, ["--print_config"], log="config.yaml"), needs=())
+        flags, needs, lacks = [], [], ""
         published = _existing(f"paper/{self.target.data}/{model}-weights.yaml")
         weights, method = self.settings.checkpoint, spec.model(model).method
         if weights is None and self.demo and method is not None:
@@ -152,19 +144,17 @@ class _Planner:
         if task.needs_probe is not None:
             needs.append(self.run(model, task.needs_probe))
             flags += ["--model.init_args.probe", _checkpoint(needs[-1])]
-        flags = _changes(model, task) + flags
-        return self._spec(f"{model}-{name}", task, [*files, *published], flags, needs, lacks=lacks)
+        return self._spec(f"{model}-{name}", model, task, flags, needs, published, lacks=lacks)
 
     def _test(self, model: str, task: spec.Task, probe: str) -> RunSpec:
         """The final evaluation of a probe: the one that was given, or MODEL-PROBE."""
         needs = [] if self.settings.checkpoint is not None else [self.run(model, probe)]
-        flags = [*_changes(model, task), "--ckpt_path", self.settings.checkpoint or _checkpoint(needs[0])]
-        return self._spec(f"{model}-{task.name}", task, self._files(model, task), flags, needs)
+        flags = ["--ckpt_path", self.settings.checkpoint or _checkpoint(needs[0])]
+        return self._spec(f"{model}-{task.name}", model, task, flags, needs)
 
     def pretrain(self, model: str, method: str) -> RunSpec:
         """MODEL-pretrain by the model's method."""
-        task = spec.pretraining(method)
-        return self._spec(f"{model}-pretrain", task, self._files(model, task), _changes(model, task), [])
+        return self._spec(f"{model}-pretrain", model, spec.pretraining(method))
 
     def before_and_after(self) -> list[RunSpec]:
         """The demo's evaluations of a model as it was initialised and as it was pretrained."""
@@ -173,15 +163,12 @@ class _Planner:
         model = self.target.models[0]
         if (method := spec.model(model).method) is None:
             raise ValueError(f"{self.target.name}: models={model} is not pretrained: {spec.model(model).backbone} is")
-        task = spec.pretraining(method)
         # what people watch: it shows its progress, and has the machine for itself, so everything else comes after it
-        pretrain = self._spec("pretrain", task, self._files(model, task), _changes(model, task), [], log=None)
+        pretrain = self._spec("pretrain", model, spec.pretraining(method), log=None)
         pretrain = replace(pretrain, threads=self.settings.threads or 0)
         weights = {"untrained": [], "pretrained": ["--model.init_args.backbone_weights", _checkpoint(pretrain)]}
         return [
-            self._spec(
-                f"{state}-{task.name}", task, self._files(model, task), _changes(model, task) + flags, [pretrain]
-            )
+            self._spec(f"{state}-{task.name}", model, task, flags, [pretrain])
             for state, flags in weights.items()
             for task in map(spec.task, self.target.tasks)
         ]
@@ -203,10 +190,13 @@ class _Planner:
         return files
 
     def _spec(
-        self, name: str, task: spec.Task, files: list[str], flags: list[str], needs: list[RunSpec],
-        log: str | None = "log.txt", lacks: str = "",
+        self, name: str, model: str, task: spec.Task, flags: Sequence[str] = (), needs: Sequence[RunSpec] = (),
+        published: Sequence[str] = (), log: str | None = "log.txt", lacks: str = "",
     ) -> RunSpec:  # fmt: skip
-        """The run with the flags that every run has, and the embedded data among what it needs."""
+        """The run with the files and flags of its model and task, and the embedded data among what it needs.
+
+        ``flags`` and the files of published weights come after all others.
+        """
         data = [] if not self.demo else [DEMO_ROBUSTNESS if task.data == "robustness" else DEMO_DATA]
         threads = int(self.demo) if self.settings.threads is None else self.settings.threads
         logger = "--trainer.logger.init_args"
@@ -214,7 +204,8 @@ class _Planner:
         if (root := self.settings.roots.get(self._data(task))) is not None:
             every += ["--data.init_args.root", root]
         return RunSpec(
-            name, task.verb, tuple(files), (*every, *flags, *self.settings.args), self.folder / name,
+            name, task.verb, (*self._files(model, task), *published),
+            (*every, *_changes(model, task), *flags, *self.settings.args), self.folder / name,
             needs=(*data, *needs), threads=threads, log=log, lacks=lacks,
         )  # fmt: skip
 

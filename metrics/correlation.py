@@ -7,6 +7,7 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from scipy.stats import rankdata
 
 from metrics.intervals import DRAWS, LEVEL
 
@@ -30,14 +31,6 @@ class Correlation(NamedTuple):
     spearman: Coefficient
 
 
-def ranks(values: np.ndarray) -> np.ndarray:
-    """(..., n) to ranks from 1 along the last axis; equal values share their mean rank."""
-    values = np.asarray(values)
-    below = (values[..., :, None] > values[..., None, :]).sum(-1)
-    equal = (values[..., :, None] == values[..., None, :]).sum(-1)
-    return below + (equal + 1) / 2
-
-
 def pearson(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """(..., n) twice to Pearson's r (...); NaN where one of them does not vary."""
     x, y = (np.asarray(v, dtype=np.float64) for v in (x, y))
@@ -49,7 +42,7 @@ def pearson(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 def spearman(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """The same of the ranks: Spearman's ρ."""
-    return pearson(ranks(x), ranks(y))
+    return pearson(rankdata(x, axis=-1), rankdata(y, axis=-1))
 
 
 def centred(values: np.ndarray, groups: Sequence[Hashable]) -> np.ndarray:

@@ -5,7 +5,7 @@ import pytest
 from scipy import stats
 
 from metrics import correlation
-from metrics.correlation import centred, pearson, ranks, spearman
+from metrics.correlation import centred, pearson, spearman
 
 
 @pytest.mark.parametrize("n", [4, 9, 31])
@@ -15,7 +15,6 @@ def test_coefficients(n, ties):
     x, y = rng.normal(size=n), rng.normal(size=n)
     x, y = (np.round(x), np.round(y + x)) if ties else (x, y + x)
     x[0] += 1  # neither is one value alone
-    np.testing.assert_allclose(ranks(x), stats.rankdata(x))
     found = correlation(x, y)
     assert found.n == n
     assert found.pearson.value == pytest.approx(stats.pearsonr(x, y).statistic, abs=1e-12)
