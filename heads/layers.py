@@ -1,5 +1,7 @@
 """Pieces of dense heads, with the parameter names of the published ones."""
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -51,3 +53,12 @@ class ChannelLayerNorm(nn.Module):
 def resize(x: Tensor, size: tuple[int, int] | torch.Size) -> Tensor:
     """(B, C, h, w) to (B, C, *size), bilinear, pixel centres at halves."""
     return F.interpolate(x, size=tuple(size[-2:]), mode="bilinear", align_corners=False)
+
+
+def init_convs(module: nn.Module, weight: Callable[[Tensor], Tensor]) -> None:
+    """Fills every convolution's weight; its bias is 0."""
+    for layer in module.modules():
+        if isinstance(layer, (nn.Conv2d, nn.ConvTranspose2d)):
+            weight(layer.weight)
+            if layer.bias is not None:
+                nn.init.zeros_(layer.bias)
