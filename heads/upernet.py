@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from common.precision import at_least_float32
 from heads.layers import ConvNormAct, init_convs, resize
 from heads.necks import top_down
 
@@ -31,7 +32,7 @@ def segmentation_loss(logits: Tensor, labels: Tensor, ignore_index: int = 255) -
         labels: (B, H, W) integer.
         ignore_index: of pixels that take no part.
     """
-    logits = resize(logits.float() if logits.dtype in (torch.half, torch.bfloat16) else logits, labels.shape[1:])
+    logits = resize(at_least_float32(logits), labels.shape[1:])
     labels = labels.long()
     labelled = labels != ignore_index
     total = F.cross_entropy(logits, labels, ignore_index=ignore_index, reduction="sum")
@@ -118,9 +119,7 @@ class FCNHead(DecodeHead):
         super().__init__(channels, num_classes, dropout)
         self.in_index = in_index
         widths = [in_channels] + [channels] * num_convs
-        self.convs = nn.Sequential(
-            *(ConvNormAct(a, b, 3) for a, b in zip(widths[:-1], widths[1:], strict=True))
-        )
+        self.convs = nn.Sequential(*(ConvNormAct(a, b, 3) for a, b in zip(widths[:-1], widths[1:], strict=True)))
         self.init_weights()
 
     def forward(self, maps: Sequence[Tensor]) -> Tensor:

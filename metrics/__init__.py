@@ -17,6 +17,7 @@ from metrics.knn import KNNAccuracy, knn_scores, topk_accuracy
 from metrics.mixing_rank import effective_rank, numerical_rank, partition, rank_bound, singular_values
 from metrics.pooled import POOLED_DRAWS, PooledAUC
 from metrics.rank_claims import Claim, rank_claims
+from metrics.segmentation import SegmentationScores, segmentation_areas, segmentation_scores
 from metrics.token_statistics import (
     grid_diagonal,
     mixing_distance,
@@ -36,6 +37,7 @@ __all__ = [
     "Difference",
     "KNNAccuracy",
     "PooledAUC",
+    "SegmentationScores",
     "binary_auc",
     "block_ranks",
     "bootstrap_counts",
@@ -61,6 +63,8 @@ __all__ = [
     "rank_claims",
     "roc_curve",
     "row_entropy",
+    "segmentation_areas",
+    "segmentation_scores",
     "sides",
     "singular_values",
     "topk_accuracy",
