@@ -21,9 +21,9 @@ from backbones.pixels import Pixels
 Stream = Literal["published", "branch", "residual"]
 STREAMS: tuple[Stream, ...] = ("published", "branch", "residual")
 CLASSIFIER_PREFIXES = ("head.", "head_dist.", "neck.", "norm_neck.")
+"""What published files call the parts behind the backbone."""
 PRETRAINING_PREFIXES = ("mask_token", "decoder_", "decoder.", "predictor.", "projector.")
 """Of published states: what masked and contrastive pretraining had beside the encoder."""
-"""What published files call the parts behind the backbone."""
 
 
 class Features(NamedTuple):

@@ -74,9 +74,10 @@ class FeatureMaps(Callback):
         dataloader_idx: int = 0,
     ) -> None:  # fmt: skip
         due = batch_idx == 0 and dataloader_idx == 0 and trainer.current_epoch % self.every_n_epochs == 0
-        if not due or not trainer.is_global_zero or not len(batch.get("image", ())):  # features have none
-            return
-        images = batch["image"][: self.count]
+        images = batch.get("image")
+        if not due or not trainer.is_global_zero or not isinstance(images, Tensor) or not len(images):
+            return  # features have no images, and dense tasks images of many sizes
+        images = images[: self.count]
         features = pl_module.backbone.forward_intermediates(images, 1, self.stream)[0]
         maps = torch.einsum("bd,bdhw->bhw", F.normalize(features.cls, dim=-1), F.normalize(features.patches, dim=1))
         masks = batch["mask"][: self.count].cpu() if "mask" in batch else None

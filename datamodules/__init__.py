@@ -1,12 +1,14 @@
 """Images, and any other samples, from sharded WebDataset tars."""
 
 import common  # noqa: F401  # first: no file of somebody else's is in the place of a package
+from datamodules.ade20k import ADE20KDataModule
 from datamodules.albumentations_transforms import AlbumentationsImage, AlbumentationsViews, PipelineViews
 from datamodules.imagenet import ImageNetDataModule
 from datamodules.imagenet_s import ImageNetSDataModule
 from datamodules.multicrop import MultiCropConfig
 from datamodules.position import Position
 from datamodules.robustness import RobustnessDataModule, RobustnessSet
+from datamodules.segmentation_transforms import LabelRule
 from datamodules.shard_datamodule import ShardDataModule, Split
 from datamodules.transforms import (
     AnswersTransform,
@@ -17,12 +19,14 @@ from datamodules.transforms import (
 )
 
 __all__ = [
+    "ADE20KDataModule",
     "AlbumentationsImage",
     "AlbumentationsViews",
     "AnswersTransform",
     "EvaluationTransform",
     "ImageNetDataModule",
     "ImageNetSDataModule",
+    "LabelRule",
     "MultiCropConfig",
     "MultiCropTransform",
     "PipelineViews",

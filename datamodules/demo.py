@@ -23,6 +23,8 @@ RADIUS = (17, 24)
 """Of an object before it is stretched, in pixels."""
 REACH = 36
 """No outline goes further from its origin, in pixels."""
+LEAST_SEEN = 100
+"""Pixels of an object of a dense scene, below which it is left out."""
 HUE_SPREAD = 0.07
 """A scene's hue lies so far from its class's at most, in turns; the classes' are a tenth of a turn apart."""
 GROUND = np.array([0.485, 0.456, 0.406])
@@ -134,17 +136,65 @@ def draw_scene(label: int, seed: int, index: int) -> Scene:
     make = _make(rng, label)
     scene, taken = _ground(rng), np.zeros((SIDE, SIDE), bool)
     for _ in range(rng.integers(OBJECTS[0], OBJECTS[1] + 1)):
-        centre = rng.uniform(4, SIDE - 4, 2)
-        near = tuple(slice(max(0, int(at) - REACH), min(SIDE, int(at) + REACH)) for at in centre)
-        y, x = np.mgrid[near] - centre[:, None, None]
-        inside = _outline(rng, y, x) & ~taken[near]
-        dark, light = _colours(rng, make.hue)
-        part = (_texture(rng, make, label, y, x)[..., None] + 1) / 2
-        scene[near] = np.where(inside[..., None], dark + (light - dark) * part, scene[near])
-        taken[near] |= inside
-    scene += rng.normal(0, 0.02, (SIDE, SIDE, 1))
-    image = (np.clip(scene, 0, 1) * 255).round().astype(np.uint8)
-    return Scene(image, np.where(taken, label + 1, 0).astype(np.uint8), label)
+        taken |= _paint(rng, scene, taken, make, label)
+    return Scene(_developed(rng, scene), np.where(taken, label + 1, 0).astype(np.uint8), label)
+
+
+def _paint(rng: np.random.Generator, scene: np.ndarray, taken: np.ndarray, make: _Make, label: int) -> np.ndarray:
+    """Draws an object where nothing else is, and returns where: (SIDE, SIDE) bool."""
+    centre = rng.uniform(4, SIDE - 4, 2)
+    near = tuple(slice(max(0, int(at) - REACH), min(SIDE, int(at) + REACH)) for at in centre)
+    y, x = np.mgrid[near] - centre[:, None, None]
+    inside = np.zeros_like(taken)
+    inside[near] = _outline(rng, y, x) & ~taken[near]
+    dark, light = _colours(rng, make.hue)
+    part = (_texture(rng, make, label, y, x)[..., None] + 1) / 2
+    scene[near] = np.where(inside[near][..., None], dark + (light - dark) * part, scene[near])
+    return inside
+
+
+def _developed(rng: np.random.Generator, scene: np.ndarray) -> np.ndarray:
+    """(SIDE, SIDE, 3) in [0, 1] to uint8, with grain."""
+    scene = scene + rng.normal(0, 0.02, (SIDE, SIDE, 1))
+    return (np.clip(scene, 0, 1) * 255).round().astype(np.uint8)
+
+
+class DenseScene(NamedTuple):
+    """A drawn sample whose objects are of several classes."""
+
+    image: np.ndarray
+    """(96, 96, 3) uint8."""
+    instances: np.ndarray
+    """(n, 96, 96) bool, of each object what is seen of it."""
+    labels: list[int]
+    """(n) its class."""
+
+    @property
+    def label_map(self) -> np.ndarray:
+        """(96, 96) uint8: 0 background, class + 1 on the objects."""
+        classes = np.array(self.labels, np.uint8)[:, None, None] + np.uint8(1)
+        return (self.instances * classes).sum(0, dtype=np.uint8)
+
+
+def draw_dense_scene(seed: int, index: int) -> DenseScene:
+    """A scene of 1 to 4 objects, each of a class of its own drawing; a function of its arguments alone.
+
+    Of an object that others hide but for LEAST_SEEN pixels nothing is drawn.
+    """
+    rng = np.random.default_rng([seed, index])
+    scene, taken = _ground(rng), np.zeros((SIDE, SIDE), bool)
+    instances, labels = [], []
+    for _ in range(rng.integers(1, OBJECTS[1] + 1)):
+        label = int(rng.integers(len(CLASSES)))
+        before = scene.copy()
+        inside = _paint(rng, scene, taken, _make(rng, label), label)
+        if inside.sum() < LEAST_SEEN:
+            scene = before
+            continue
+        taken |= inside
+        instances.append(inside)
+        labels.append(label)
+    return DenseScene(_developed(rng, scene), np.array(instances, bool).reshape(-1, SIDE, SIDE), labels)
 
 
 SHIFTS = ("none", "other", "faint", "strong", "noisy", "negative", "lines")

@@ -28,6 +28,7 @@ from datamodules.image_files import PixelRules
 from datamodules.image_tree import ImageFolder
 from datamodules.masks import MOST_CLASSES, MaskEncoding
 from datamodules.pixel_format import PixelFormat
+from datamodules.prepare_dense import demo_dense
 from datamodules.samples import ShardError
 from datamodules.shard_info import INFO_FILES, Scan, folder_info, relative_name
 from datamodules.shard_names import refuse_mixed, shard_paths
@@ -294,7 +295,7 @@ if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     try:
         auto_cli(
-            [imagefolder, imagenet_s, index, statistics, demo, demo_robustness],
+            [imagefolder, imagenet_s, index, statistics, demo, demo_dense, demo_robustness],
             as_positional=False,
             parser_class=Parser,
         )

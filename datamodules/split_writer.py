@@ -86,7 +86,7 @@ def write_split(
         if stale not in paths:
             stale.unlink()  # left by a longer version of this split
     enter_split(out, info, split, paths, lengths, labels_of(values), classes, about())
-    if classes is not None:
+    if classes is not None and any(value is not None for value in values):
         for line in summary(Counter(int(value) for value in values if value is not None), classes):
             logger.info("%s: %s", split, line)
     return paths

@@ -11,9 +11,10 @@ from heads.necks import (
     SimpleFeaturePyramid,
     build_neck,
 )
-from heads.upernet import FCNHead, UPerHead, segmentation_loss
+from heads.upernet import FCNHead, LinearSegmentationHead, UPerHead, segmentation_loss
 
 __all__ = [
-    "FPN", "DINOHead", "FCNHead", "Feature2Pyramid", "HeadSpec", "IdentityNeck", "MultiLevelNeck", "Neck",
+    "FPN", "DINOHead", "FCNHead", "Feature2Pyramid", "HeadSpec", "IdentityNeck", "LinearSegmentationHead",
+    "MultiLevelNeck", "Neck",
     "SimpleFeaturePyramid", "UPerHead", "build_neck", "segmentation_loss",
 ]  # fmt: skip

@@ -125,3 +125,25 @@ class FCNHead(DecodeHead):
     def forward(self, maps: Sequence[Tensor]) -> Tensor:
         """Maps to logits (B, C, h_i, w_i)."""
         return self.classify(self.convs(maps[self.in_index]))
+
+
+class LinearSegmentationHead(DecodeHead):
+    """A batch norm and one 1 x 1 convolution on the levels side by side, as DINOv2 probes features.
+
+    Args:
+        in_channels: of the maps, which are brought to the first one's size.
+        num_classes: C.
+        dropout: of channels before the classes.
+    """
+
+    def __init__(self, in_channels: Sequence[int], num_classes: int, dropout: float = 0.0) -> None:
+        super().__init__(sum(in_channels), num_classes, dropout)
+        self.bn = nn.BatchNorm2d(sum(in_channels))
+        nn.init.normal_(self.conv_seg.weight, std=0.01)
+        if self.conv_seg.bias is not None:
+            nn.init.zeros_(self.conv_seg.bias)
+
+    def forward(self, maps: Sequence[Tensor]) -> Tensor:
+        """Maps to logits (B, C, h_0, w_0)."""
+        joined = torch.cat([maps[0], *(resize(x, maps[0].shape) for x in maps[1:])], 1)
+        return self.classify(self.bn(joined))

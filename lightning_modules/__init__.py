@@ -11,6 +11,7 @@ from lightning_modules.linear_probe import LinearProbe
 from lightning_modules.mixing_rank import TokenMixingRanks
 from lightning_modules.pretraining import Pretraining
 from lightning_modules.robustness import RobustnessEvaluation
+from lightning_modules.segmentation import SemanticSegmentation
 from lightning_modules.supervised import Supervised
 from lightning_modules.token_statistics import TokenStatistics
 
@@ -25,6 +26,7 @@ __all__ = [
     "LinearProbe",
     "Pretraining",
     "RobustnessEvaluation",
+    "SemanticSegmentation",
     "Supervised",
     "TokenMixingRanks",
     "TokenStatistics",

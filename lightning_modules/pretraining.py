@@ -236,8 +236,8 @@ class Pretraining(KnowsItsPixels, Evaluation, LightningModule, ABC):
     def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
         values = self.scheduled(self._schedule_step(batch_idx))
         for i, group in enumerate(optimizer.param_groups):
-            group["lr"] = values["lr"]
-            if i == 0:
+            group["lr"] = values["lr"] * group.get("lr_scale", 1.0)
+            if group.get("decays", i == 0):  # checkpoints of before do not say
                 group["weight_decay"] = values["weight_decay"]
         # with a look at every step no such loss comes this far
         skip_update = self.finite.skip_update if self._steps_between_checks > 1 else None

@@ -53,7 +53,7 @@ def segmentation_scores(areas: Tensor) -> dict[str, Tensor]:
 
 
 class SegmentationScores(Metric):
-    """:func:`segmentation_scores` over a data set.
+    """:func:`segmentation_scores` over a data set, with ``pixels`` (C) of each class that are there, and ``images``.
 
     Areas are summed over all images before any is divided; as integers, so neither batches nor the number of processes
     changes a bit.
@@ -83,4 +83,4 @@ class SegmentationScores(Metric):
         self.images += len(labels)
 
     def compute(self) -> dict[str, Tensor]:
-        return segmentation_scores(self.areas) | {"images": self.images}
+        return segmentation_scores(self.areas) | {"pixels": self.areas[2], "images": self.images}

@@ -28,7 +28,8 @@ class Script:
 @pytest.fixture
 def golden(path):
     with safe_open(present(path), "np") as file:
-        return {name: file.get_tensor(name) for name in file.keys()}, json.loads(file.metadata()["config"])
+        names = file.keys()
+        return {name: file.get_tensor(name) for name in names}, json.loads(file.metadata()["config"])
 
 
 @golden_files("dense/augment*.safetensors")

@@ -14,7 +14,8 @@ from tests.golden_files import golden_files, present
 def opened(path):
     """(tensors by name, doubles where they are floats; configuration)."""
     with safe_open(present(path), "pt") as file:
-        tensors = {name: file.get_tensor(name) for name in file.keys()}
+        names = file.keys()
+        tensors = {name: file.get_tensor(name) for name in names}
         config = json.loads(file.metadata()["config"])
     return {k: v.double() if v.is_floating_point() else v for k, v in tensors.items()}, config
 
