@@ -191,7 +191,7 @@ def build_neck(kind: str, widths: Sequence[int], strides: Sequence[float], out_c
     """A neck for maps of a backbone.
 
     Args:
-        kind: ``identity`` or ``fpn`` for a pyramid; ``multilevel``, ``feature2pyramid``, ``simple`` (of the last map
+        kind: ``identity``; ``fpn`` for a pyramid; ``multilevel``, ``feature2pyramid``, ``simple`` (of the last map
             alone) or ``feature2pyramid+fpn`` for a plain backbone.
         widths: D_i of the maps.
         strides: of the maps, pixels.
@@ -203,8 +203,8 @@ def build_neck(kind: str, widths: Sequence[int], strides: Sequence[float], out_c
     plain = len(set(strides)) == 1
     if kind not in KINDS:
         raise ValueError(f"neck={kind!r}; allowed: {', '.join(KINDS)}")
-    if plain != (kind in PLAIN) and len(strides) > 1:
-        allowed = ", ".join(PLAIN) if plain else ", ".join(k for k in KINDS if k not in PLAIN)
+    if kind not in (of_plain := [*PLAIN, "identity"] if plain else [k for k in KINDS if k not in PLAIN]):
+        allowed = ", ".join(of_plain)
         shape = "are all of one size" if plain else "shrink from stage to stage"
         raise ValueError(f"neck={kind!r}: the backbone's maps {shape}; allowed for such: {allowed}")
     if not plain and any(2 * fine != coarse for fine, coarse in pairwise(strides)):

@@ -3,6 +3,7 @@
 Shapes: B images, C classes, H x W pixels.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, Literal
@@ -180,13 +181,15 @@ class SemanticSegmentation(DenseTraining):
         scores = self.scores.compute()
         self.scores.reset()
         names = getattr(self.trainer.datamodule, "class_names", None) or []
-        per_class = zip(scores["IoU"].tolist(), scores["Acc"].tolist(), scores["pixels"].tolist(), strict=True)
+        images = int(scores["images"])
         means = {name: scores[name].item() for name in ("mIoU", "mAcc", "aAcc")}
-        self._rows = [
-            {"class": "all", "name": "mean", "IoU": means["mIoU"], "Acc": means["mAcc"], "aAcc": means["aAcc"],
-             "pixels": int(scores["pixels"].sum())},
-            *({"class": i, "name": names[i] if i < len(names) else "", "IoU": iou, "Acc": acc, "aAcc": None,
-               "pixels": pixels} for i, (iou, acc, pixels) in enumerate(per_class)),
+        self._rows = [{"metric": k, "class": None, "name": None, "value": v, "images": images} for k, v in means.items()]
+        self._rows += [
+            {"metric": metric, "class": i, "name": names[i] if i < len(names) else None, "value": value,
+             "images": images}
+            for metric in ("IoU", "Acc")
+            for i, value in enumerate(scores[metric].tolist())
+            if not math.isnan(value)
         ]  # fmt: skip
         areas: dict[str, np.ndarray] = {}
         for part in gather_objects(self._areas):
@@ -210,7 +213,7 @@ class SemanticSegmentation(DenseTraining):
     # ---- records ------------------------------------------------------------------------------------------
 
     def rows(self) -> list[dict[str, Any]]:
-        """Scores of the latest validation, as shares in 1: over all classes, and of each."""
+        """Scores of the latest validation, as shares in 1: over all classes, and of each class that has one."""
         return self._rows
 
     def arrays(self) -> dict[str, np.ndarray]:
