@@ -15,6 +15,9 @@ from common.pipes import end_with_the_reader
 from experiments import plan, runner, spec
 from experiments.runs import RunSpec, in_order
 
+ROOTS = ("imagenet", "imagenet_s", "robustness", "ade20k", "coco")
+"""YAML in configs/data whose folder an option of that name gives."""
+
 
 def whole_number(text: str) -> int | None:
     """A whole number; nothing is the default."""
@@ -33,6 +36,8 @@ def parser() -> argparse.ArgumentParser:
     add("--imagenet", help="folder of ImageNet's shards")
     add("--imagenet-s", help="folder of ImageNet-S's shards")
     add("--robustness", help="folder of the robustness sets")
+    add("--ade20k", help="folder of ADE20K's shards")
+    add("--coco", help="folder of COCO's shards")
     add("--seed", type=whole_number, help="of every run; 0 unless given; a study has its own")
     add("--args", action="append", default=[], help='flags added to every run: --args="--trainer.devices 8"')
     add("--launch", default="", help="what starts a run, such as srun; fits then resume what they find")
@@ -45,7 +50,7 @@ def parser() -> argparse.ArgumentParser:
 
 def settings(given: argparse.Namespace) -> plan.Settings:
     """The command line as the planner takes it."""
-    roots = {"imagenet": given.imagenet, "imagenet_s": given.imagenet_s, "robustness": given.robustness}
+    roots = {name: getattr(given, name) for name in ROOTS}
     return plan.Settings(
         data=given.data or None,
         models=tuple(name for group in given.models for name in group.split()),
@@ -64,7 +69,7 @@ def check(given: argparse.Namespace) -> None:
         value = getattr(given, name)
         if value is not None and value < least:
             raise ValueError(f"--{name} {value}; allowed: {least} and more")
-    for name in ("imagenet", "imagenet_s", "robustness"):
+    for name in ROOTS:
         root = getattr(given, name)
         if root and ":" not in root and not Path(root).expanduser().is_dir():  # a URL, or pipe: and a command
             raise ValueError(f"--{name.replace('_', '-')} {root}: there is no such folder")

@@ -22,6 +22,14 @@ DEMO_ROBUSTNESS = RunSpec(
     needs=(DEMO_DATA,), program="datamodules.prepare", marker="real.json", log=None,
 )  # fmt: skip
 """Draws its robustness sets."""
+DEMO_DENSE = RunSpec(
+    "demo_dense", "demo_dense", (), ("--out", "data/demo_dense", "--overwrite", "true"), Path("data/demo_dense"),
+    program="datamodules.prepare", marker="segmentation/_info.json", log=None,
+    sources=tuple(configs.ROOT.parent / "datamodules" / name for name in ("demo.py", "prepare_dense.py")),
+)  # fmt: skip
+"""Draws the embedded scenes for dense tasks."""
+DEMO_SETS = {"robustness": DEMO_ROBUSTNESS, "label_maps": DEMO_DENSE, "objects": DEMO_DENSE}
+"""What draws what a task reads, where that is not the embedded data set itself."""
 
 
 @dataclass(frozen=True)
@@ -197,7 +205,7 @@ class _Planner:
 
         ``flags`` and the files of published weights come after all others.
         """
-        data = [] if not self.demo else [DEMO_ROBUSTNESS if task.data == "robustness" else DEMO_DATA]
+        data = [DEMO_SETS.get(task.data, DEMO_DATA)] if self.demo else []
         threads = int(self.demo) if self.settings.threads is None else self.settings.threads
         logger = "--trainer.logger.init_args"
         every = ["--seed_everything", str(self.seed), f"{logger}.save_dir", str(self.folder), f"{logger}.name", name]

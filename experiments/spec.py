@@ -28,8 +28,8 @@ class Task:
         name: the task, as in the run's name.
         config: its YAML in configs/task.
         verb: subcommand of dinomamba.
-        data: ``images``, ``masks``, ``robustness`` or ``held_out``; which YAML in configs/data that is depends on the
-            data set.
+        data: ``images``, ``masks``, ``robustness``, ``held_out``, ``label_maps`` or ``objects``; which YAML in
+            configs/data that is depends on the data set.
         overlay: its YAML in configs/paper/DATA, where there is one.
         needs_probe: the task whose probe it takes on to other images.
         tests_probe: the task whose probe it evaluates.

@@ -56,9 +56,11 @@ class DenseTraining(Pretraining, ABC):
         warmup_steps: optimiser steps of linear warm-up.
         warmup_factor: of the learning rate, where it starts.
         clip_grad: largest norm of all gradients together; None or 0 for no clipping.
-        grad_checkpointing, init_weights, weights_key: see :class:`Pretraining`.
+        backbone_weights: what the backbone starts from: ``init_weights`` of :class:`Pretraining`.
+        grad_checkpointing, weights_key: see there.
     """
 
+    fixed_on_resume = ("backbone_weights", "weights_key", "stream", "taps", "taps_norm", "frozen")
     backbone: Backbone
     neck: Neck
 
@@ -66,11 +68,11 @@ class DenseTraining(Pretraining, ABC):
         self, backbone: Backbone, taps: Sequence[int] | None, stream: Stream, taps_norm: bool, neck: str,
         neck_channels: int | None, frozen: bool, lr: float, weight_decay: float, layer_decay: float | None,
         schedule: Literal["poly", "steps"], power: float, milestones: Sequence[float], gamma: float, warmup_steps: int,
-        warmup_factor: float, clip_grad: float | None, grad_checkpointing: bool, init_weights: str | None,
+        warmup_factor: float, clip_grad: float | None, grad_checkpointing: bool, backbone_weights: str | None,
         weights_key: str,
     ) -> None:  # fmt: skip
         super().__init__(
-            backbone, lr, 0.0, 0, weight_decay, None, clip_grad, "all", None, None, grad_checkpointing, init_weights,
+            backbone, lr, 0.0, 0, weight_decay, None, clip_grad, "all", None, None, grad_checkpointing, backbone_weights,
             weights_key,
         )  # fmt: skip
         if schedule not in ("poly", "steps"):

@@ -85,7 +85,7 @@ class SemanticSegmentation(DenseTraining):
         warmup_factor: float = 1e-6,
         clip_grad: float | None = None,
         grad_checkpointing: bool = False,
-        init_weights: str | None = None,
+        backbone_weights: str | None = None,
         weights_key: str = "teacher",
     ) -> None:
         if neck == "auto":
@@ -93,7 +93,7 @@ class SemanticSegmentation(DenseTraining):
             neck = "identity" if head == "linear" or not plain else "multilevel"
         super().__init__(
             backbone, taps, stream, taps_norm, neck, neck_channels, frozen, lr, weight_decay, layer_decay, schedule,
-            power, milestones, gamma, warmup_steps, warmup_factor, clip_grad, grad_checkpointing, init_weights,
+            power, milestones, gamma, warmup_steps, warmup_factor, clip_grad, grad_checkpointing, backbone_weights,
             weights_key,
         )  # fmt: skip
         record_hyperparameters(self, "backbone")
