@@ -24,8 +24,12 @@ def areas(boxes: Tensor) -> Tensor:
 
 def iou(a: Tensor, b: Tensor) -> Tensor:
     """Boxes (n, 4) and (m, 4) to (n, m) intersection over union; 0 where both have no area."""
-    corners = torch.maximum(a[:, None, :2], b[None, :, :2]), torch.minimum(a[:, None, 2:], b[None, :, 2:])
-    shared = (corners[1] - corners[0]).clamp(min=0).prod(-1)
+
+    def along(axis: int) -> Tensor:
+        low, high = torch.maximum(a[:, None, axis], b[:, axis]), torch.minimum(a[:, None, axis + 2], b[:, axis + 2])
+        return (high - low).clamp(min=0)
+
+    shared = along(0) * along(1)
     return shared / (areas(a)[:, None] + areas(b) - shared).clamp(min=1e-6)  # mmdet's floor
 
 

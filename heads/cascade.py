@@ -50,4 +50,5 @@ class CascadeRoIHead(RoIHead):
         self.mask_head = nn.ModuleList(MaskHead(num_classes, in_channels, mask_channels) for _ in stds)
 
     def stages(self) -> list[tuple[str, BBoxHead, MaskHead]]:
-        return [(f"s{i}.", *heads) for i, heads in enumerate(zip(self.bbox_head, self.mask_head, strict=True))]
+        heads = zip(self.bbox_head, self.mask_head, strict=True)
+        return [(f"s{i}.", box, mask) for i, (box, mask) in enumerate(heads)]  # type: ignore[misc]

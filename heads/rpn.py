@@ -92,7 +92,7 @@ class RPNHead(nn.Module):
         self.positive_iou, self.negative_iou, self.best_iou = positive_iou, negative_iou, best_iou
         self.num_samples, self.positive_fraction = num_samples, positive_fraction
         self.allowed_border, self.beta, self.nms_iou = allowed_border, beta, nms_iou
-        self.train_proposals, self.test_proposals = tuple(train_proposals), tuple(test_proposals)
+        self.train_proposals, self.test_proposals = train_proposals, test_proposals
         self.coder = DeltaCoder()
         self.rpn_conv = nn.Conv2d(in_channels, feat_channels, 3, padding=1)
         self.rpn_cls = nn.Conv2d(feat_channels, len(ratios), 1)
@@ -170,7 +170,7 @@ class RPNHead(nn.Module):
         sampled anchors over the whole batch.
         """
         counts = [logit[0].numel() for logit in logits]
-        ends = torch.cat([torch.full_like(targets.positive, False, dtype=targets.deltas.dtype)[..., None]] * 4, -1)
+        ends = targets.deltas.new_zeros(*targets.positive.shape, 4)
         ends[targets.positive] = targets.deltas
         rows = zip(
             self._rows(logits, 1), self._rows(deltas, 4), targets.positive.split(counts, 1),

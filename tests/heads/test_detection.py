@@ -12,6 +12,7 @@ from heads.boxes import LARGEST_LOG_RATIO, DeltaCoder, assign, clip, grouped_nms
 from heads.mask_head import mask_targets, paste_masks
 from heads.roi_align import roi_features
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 CLASSES, CHANNELS, PADDED = 3, 8, (96, 128)
 SIZES, ORIGINAL = [(96, 128), (75, 101)], [(61, 83), (150, 202)]
 STRIDES = (4, 8, 16, 32, 64)
@@ -19,7 +20,8 @@ STRIDES = (4, 8, 16, 32, 64)
 
 def tiny(kind, **settings):
     torch.manual_seed(0)
-    return kind(CLASSES, CHANNELS, CHANNELS, 16, CHANNELS, **settings)
+    few = {"train_proposals": (200, 100), "test_proposals": (100, 60), "roi_samples": 64}
+    return kind(CLASSES, CHANNELS, CHANNELS, 16, CHANNELS, **{**few, **settings})
 
 
 def levels_of(seed=0, dtype=torch.float32, grad=False, images=2):
@@ -345,13 +347,30 @@ def test_learns_a_toy_image(kind):
     detector, levels, truth = tiny(kind), levels_of(images=1), truth_of((2,))
     optimizer = torch.optim.AdamW(detector.parameters(), 0.01)
     losses = []
-    for step in range(40):
+    for step in range(30):
         loss = detector.loss(levels, truth, SIZES[:1], torch.Generator().manual_seed(step))["loss"]
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
     assert sum(losses[-5:]) < 0.6 * sum(losses[:5])
+
+
+def test_initial_weights():
+    detector = CascadeMaskRCNN(80, 32, 32, 64, 32)
+    box, mask = detector.roi_head.bbox_head[1], detector.roi_head.mask_head[2]
+    for weight, std in (
+        (detector.rpn_head.rpn_conv.weight, 0.01),
+        (detector.rpn_head.rpn_reg.weight, 0.01),
+        (box.fc_cls.weight, 0.01),
+        (box.fc_reg.weight, 0.001),
+        (box.shared_fcs[0].weight, math.sqrt(2 / (32 * 49 + 64))),
+        (mask.convs[3].conv.weight, math.sqrt(2 / (32 * 9))),
+        (mask.upsample.weight, math.sqrt(2 / (32 * 4))),
+        (mask.conv_logits.weight, math.sqrt(2 / 80)),
+    ):
+        assert weight.std().item() == pytest.approx(std, rel=0.15)
+    assert not any(p.any() for name, p in detector.named_parameters() if name.endswith("bias"))
 
 
 def test_names_are_mmdets():

@@ -6,6 +6,7 @@ binary cross entropy); choices (labels, matches, levels, kept boxes) are exact, 
 
 import json
 
+import pytest
 import torch
 from safetensors import safe_open
 
@@ -15,6 +16,7 @@ from heads.mask_head import paste_masks
 from heads.roi_align import level_of, roi_features, with_image
 from tests.golden_files import golden_files, present
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 PASTED_PIXELS = 5  # of a mask that single precision may tip
 
 
