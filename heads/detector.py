@@ -60,7 +60,8 @@ class Detector(nn.Module):
             sizes: (h, w) of each image without padding, as it was given.
             original_sizes: (h, w) of each before it was resized.
         """
-        proposals = self.rpn_head.proposals(*self.rpn_head(levels), sizes, *self.rpn_head.test_proposals)
+        logits, deltas = self.rpn_head(levels)
+        proposals = self.rpn_head.proposals(logits, deltas, sizes, *self.rpn_head.test_proposals)
         return self.roi_head.predict(levels, [boxes for boxes, _ in proposals], sizes, original_sizes)
 
 
