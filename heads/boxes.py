@@ -13,6 +13,8 @@ from torchvision.ops import nms
 
 from common.precision import at_least_float32, exact
 
+Sizes = Sequence[tuple[int, int]]
+"""(h, w) of each image."""
 LARGEST_LOG_RATIO = abs(math.log(16 / 1000))
 """Of widths and heights in decoding, both ways (mmdet's ``wh_ratio_clip``)."""
 

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from heads.boxes import Sizes
 from heads.cascade import CascadeRoIHead
 from heads.mask_rcnn import StandardRoIHead
-from heads.roi_head import RoIHead, Sizes, Targets
+from heads.roi_head import RoIHead, Targets
 from heads.rpn import RPNHead
 
 

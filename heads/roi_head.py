@@ -4,6 +4,7 @@ Shapes: B images, n boxes over all images, P positives of them, m boxes of an im
 S side of a mask (28).
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -11,11 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from heads.bbox_head import BBoxHead
-from heads.boxes import assign, grouped_nms, sample
+from heads.boxes import Sizes, assign, grouped_nms, sample
 from heads.mask_head import MaskHead, mask_loss, mask_targets, of_class, paste_masks
 from heads.roi_align import roi_features, with_image
 
-Sizes = Sequence[tuple[int, int]]
 Targets = Sequence[dict[str, Tensor]]
 
 
@@ -65,7 +65,7 @@ class Stage:
     refined: list[Tensor] = field(default_factory=list)
 
 
-class RoIHead(nn.Module):
+class RoIHead(nn.Module, ABC):
     """Stages of box and mask heads; :meth:`stages` says which.
 
     Args:
@@ -92,9 +92,9 @@ class RoIHead(nn.Module):
         self.strides, self.finest_scale = tuple(strides), finest_scale
         self.score_threshold, self.nms_iou, self.max_detections = score_threshold, nms_iou, max_detections
 
+    @abstractmethod
     def stages(self) -> list[tuple[str, BBoxHead, MaskHead]]:
         """Prefix of the losses' names, box head and mask head of each stage."""
-        raise NotImplementedError
 
     def _features(self, levels: Sequence[Tensor], rois: Tensor, size: int) -> Tensor:
         return roi_features(levels[: len(self.strides)], rois, size, self.strides, self.finest_scale)

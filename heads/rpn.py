@@ -12,9 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from common.precision import at_least_float32
-from heads.boxes import DeltaCoder, assign, grouped_nms, sample, smooth_l1
-
-Sizes = Sequence[tuple[int, int]]
+from heads.boxes import DeltaCoder, Sizes, assign, grouped_nms, sample, smooth_l1
 
 
 def anchors_of(
