@@ -103,7 +103,7 @@ def test_curves(path):
 def _rank(rank, path, shares):
     metric = metric_of(images_of(data_of(path)), shares[rank], step=2)
     found = metric.compute()
-    assert len(metric.records) == (len(shares[rank]))  # the state is this process's own again
+    assert len(metric.records) == len(shares[rank])  # the state is this process's own again
     return {name: value.tolist() for name, value in found.items()}
 
 
