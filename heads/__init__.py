@@ -1,7 +1,10 @@
 """Heads on torch: what is put behind a backbone."""
 
+from heads.cascade import CascadeRoIHead
+from heads.detector import CascadeMaskRCNN, Detector, MaskRCNN
 from heads.dino import DINOHead
 from heads.linear import HeadSpec
+from heads.mask_rcnn import StandardRoIHead
 from heads.necks import (
     FPN,
     Feature2Pyramid,
@@ -11,10 +14,11 @@ from heads.necks import (
     SimpleFeaturePyramid,
     build_neck,
 )
+from heads.rpn import RPNHead
 from heads.upernet import FCNHead, LinearSegmentationHead, UPerHead, segmentation_loss
 
 __all__ = [
-    "FPN", "DINOHead", "FCNHead", "Feature2Pyramid", "HeadSpec", "IdentityNeck", "LinearSegmentationHead",
-    "MultiLevelNeck", "Neck",
-    "SimpleFeaturePyramid", "UPerHead", "build_neck", "segmentation_loss",
+    "FPN", "CascadeMaskRCNN", "CascadeRoIHead", "DINOHead", "Detector", "FCNHead", "Feature2Pyramid", "HeadSpec",
+    "IdentityNeck", "LinearSegmentationHead", "MaskRCNN", "MultiLevelNeck", "Neck", "RPNHead", "SimpleFeaturePyramid",
+    "StandardRoIHead", "UPerHead", "build_neck", "segmentation_loss",
 ]  # fmt: skip

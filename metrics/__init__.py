@@ -1,5 +1,6 @@
 """Metrics on torch and torchmetrics."""
 
+from metrics.average_precision import DetectionAP
 from metrics.binary_auc import BinaryAUC
 from metrics.block_rank import block_ranks, decay_block, triangle
 from metrics.correlation import Coefficient, Correlation, correlation
@@ -34,6 +35,7 @@ __all__ = [
     "Coefficient",
     "Comparison",
     "Correlation",
+    "DetectionAP",
     "Difference",
     "KNNAccuracy",
     "PooledAUC",
