@@ -4,6 +4,7 @@ from callbacks.checkpoint_files import AtomicCheckpointIO
 from callbacks.checkpoints import Checkpoints
 from callbacks.collapse import CollapseMonitor
 from callbacks.crash_report import CrashReport
+from callbacks.dense_pictures import DensePictures
 from callbacks.feature_maps import FeatureMaps
 from callbacks.gradient_norm import GradientNorm
 from callbacks.predictions import PredictionFiles
@@ -18,6 +19,7 @@ __all__ = [
     "Checkpoints",
     "CollapseMonitor",
     "CrashReport",
+    "DensePictures",
     "FeatureMaps",
     "GradientNorm",
     "PredictionFiles",

@@ -3,6 +3,8 @@
 Shapes: B images, C channels, H x W pixels.
 """
 
+import colorsys
+from functools import cache
 from typing import Any
 
 import torch
@@ -40,3 +42,13 @@ def pictures(images: Tensor, data: Any) -> Tensor:
     if values.shape[1] == 2:
         values = torch.cat([values, torch.zeros_like(values[:, :1])], 1)
     return values.expand(-1, 3, -1, -1)
+
+
+@cache
+def class_colours(count: int) -> list[tuple[int, int, int]]:
+    """Colours, 0 to 255, that tell classes apart: hues a golden section of the circle from one to the next."""
+    hues = (0.08 + 0.618034 * i for i in range(count))
+    values = (
+        colorsys.hsv_to_rgb(hue % 1, (0.85, 0.55)[i // 3 % 2], (1.0, 0.75, 0.9)[i % 3]) for i, hue in enumerate(hues)
+    )
+    return [(round(255 * r), round(255 * g), round(255 * b)) for r, g, b in values]

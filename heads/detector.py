@@ -14,6 +14,9 @@ from heads.mask_rcnn import StandardRoIHead
 from heads.roi_head import RoIHead, Targets
 from heads.rpn import RPNHead
 
+CELLS = 14.0
+"""Boxes of fewer cells a side of the finest level are read there: 56 pixels of stride 4."""
+
 
 class Detector(nn.Module):
     """A region proposal network and what classifies and refines its proposals.
@@ -99,7 +102,8 @@ class CascadeMaskRCNN(Detector):
             ),
             CascadeRoIHead(
                 num_classes, in_channels, fc_channels, mask_channels, num_samples=roi_samples, strides=strides[:-1],
-                score_threshold=score_threshold, nms_iou=nms_iou, max_detections=max_detections,
+                finest_scale=CELLS * strides[0], score_threshold=score_threshold, nms_iou=nms_iou,
+                max_detections=max_detections,
             ),
         )  # fmt: skip
 
@@ -124,6 +128,7 @@ class MaskRCNN(Detector):
             ),
             StandardRoIHead(
                 num_classes, in_channels, fc_channels, mask_channels, num_samples=roi_samples, strides=strides[:-1],
-                score_threshold=score_threshold, nms_iou=nms_iou, max_detections=max_detections,
+                finest_scale=CELLS * strides[0], score_threshold=score_threshold, nms_iou=nms_iou,
+                max_detections=max_detections,
             ),
         )  # fmt: skip

@@ -3,6 +3,7 @@
 import common  # noqa: F401  # first: no file of somebody else's is in the place of a package
 from heads import DINOHead, HeadSpec
 from lightning_modules.binary_auc import BinaryAUCEvaluation
+from lightning_modules.detection import InstanceSegmentation
 from lightning_modules.dino import DINO
 from lightning_modules.dino_loss import DINOLoss
 from lightning_modules.ema import EMATeacher
@@ -23,6 +24,7 @@ __all__ = [
     "DINOLoss",
     "EMATeacher",
     "HeadSpec",
+    "InstanceSegmentation",
     "LinearProbe",
     "Pretraining",
     "RobustnessEvaluation",

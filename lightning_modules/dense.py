@@ -72,8 +72,8 @@ class DenseTraining(Pretraining, ABC):
         weights_key: str,
     ) -> None:  # fmt: skip
         super().__init__(
-            backbone, lr, 0.0, 0, weight_decay, None, clip_grad, "all", None, None, grad_checkpointing, backbone_weights,
-            weights_key,
+            backbone, lr, 0.0, 0, weight_decay, None, clip_grad, "all", None, None, grad_checkpointing,
+            backbone_weights, weights_key,
         )  # fmt: skip
         if schedule not in ("poly", "steps"):
             raise ValueError(f"model.init_args.schedule={schedule!r}; allowed: poly, steps")

@@ -183,7 +183,9 @@ class SemanticSegmentation(DenseTraining):
         names = getattr(self.trainer.datamodule, "class_names", None) or []
         images = int(scores["images"])
         means = {name: scores[name].item() for name in ("mIoU", "mAcc", "aAcc")}
-        self._rows = [{"metric": k, "class": None, "name": None, "value": v, "images": images} for k, v in means.items()]
+        self._rows = [
+            {"metric": k, "class": None, "name": None, "value": v, "images": images} for k, v in means.items()
+        ]
         self._rows += [
             {"metric": metric, "class": i, "name": names[i] if i < len(names) else None, "value": value,
              "images": images}

@@ -1,6 +1,6 @@
 """Metrics on torch and torchmetrics."""
 
-from metrics.average_precision import DetectionAP
+from metrics.average_precision import DetectionAP, bitmaps, run_lengths
 from metrics.binary_auc import BinaryAUC
 from metrics.block_rank import block_ranks, decay_block, triangle
 from metrics.correlation import Coefficient, Correlation, correlation
@@ -41,6 +41,7 @@ __all__ = [
     "PooledAUC",
     "SegmentationScores",
     "binary_auc",
+    "bitmaps",
     "block_ranks",
     "bootstrap_counts",
     "bootstrap_means",
@@ -65,6 +66,7 @@ __all__ = [
     "rank_claims",
     "roc_curve",
     "row_entropy",
+    "run_lengths",
     "segmentation_areas",
     "segmentation_scores",
     "sides",

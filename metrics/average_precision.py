@@ -46,6 +46,14 @@ def run_lengths(masks: Tensor | Sequence[dict[str, Any]]) -> list[dict[str, Any]
     return [{"size": list(map(int, m["size"])), "counts": t} for m, t in zip(found, text, strict=True)]
 
 
+def bitmaps(masks: Tensor | Sequence[dict[str, Any]]) -> Tensor:
+    """The same as (n, h, w) booleans; (0, 1, 1) of no run lengths."""
+    if isinstance(masks, Tensor):
+        return masks.bool()
+    found = [rle.decode(mask) for mask in run_lengths(masks)]
+    return torch.from_numpy(np.stack(found)).bool() if found else torch.zeros(0, 1, 1, dtype=torch.bool)
+
+
 def _annotations(image: int, found: dict[str, Any]) -> list[dict[str, Any]]:
     """COCO's annotations, without numbers of their own, of what update was given for an image."""
     boxes = found["boxes"].detach().cpu().double()
