@@ -147,7 +147,6 @@ def note(target: Target, runs: Path, rows: list[dict[str, Any]]) -> str:
 @renderer("probe")
 @renderer("robustness")
 @renderer("test")
-@renderer("dense")
 def draw(target: Target, runs: Path) -> list[Path]:
     """RUNS/TARGET.json, .md, .csv and .html; complete rows that are there are not replaced by less."""
     base = runs / target.name

@@ -99,8 +99,11 @@ def _test_rows(run: Run) -> list[Row]:
 
 def _dense_rows(run: Run) -> list[Row]:
     """Scores of segmentation or detection over all classes: rows with ``metric`` and ``value`` in [0, 1]."""
-    return [row for row, of in zip(_score_rows(run, describe_metric, "value", "metric"), run.rows, strict=True)
-            if of.get("class") is None]
+    return [
+        row
+        for row, of in zip(_score_rows(run, describe_metric, "value", "metric"), run.rows, strict=True)
+        if of.get("class") is None
+    ]
 
 
 ROWS: dict[str, Callable[[Run], list[Row]]] = {

@@ -7,25 +7,8 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
 
-from common.pictures import class_colours
-
-COLUMNS = ("image", "target", "predicted")
-
-
-def coloured(picture: np.ndarray, num_classes: int) -> np.ndarray:
-    """(h, w, 3) uint8 as it is; a label map (h, w) in the classes' colours, black where there is no class."""
-    if picture.ndim == 3:
-        return picture
-    colours = np.array([*class_colours(num_classes), (0, 0, 0)], np.uint8)
-    return colours[np.where((picture >= 0) & (picture < num_classes), picture, num_classes)]
-
-
-def shown(arrays: Mapping[str, np.ndarray], kind: str) -> list[dict[str, np.ndarray]]:
-    """What a module keeps of the images that it is ``worst`` or ``best`` at, the most extreme first."""
-    found: list[dict[str, np.ndarray]] = []
-    while f"{kind}{len(found)}_image" in arrays:
-        found.append({name: arrays[f"{kind}{len(found)}_{name}"] for name in (*COLUMNS, "score", "key")})
-    return found
+from common.evaluation import Evaluation
+from common.pictures import KEPT, coloured, kept_pictures
 
 
 class DensePictures(Callback):
@@ -39,8 +22,8 @@ class DensePictures(Callback):
         self.every_n, self._seen = every_n, 0
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        arrays = getattr(pl_module, "arrays", dict)()
-        rows = [one for kind in ("worst", "best") for one in shown(arrays, kind)]
+        arrays: Mapping[str, np.ndarray] = pl_module.arrays() if isinstance(pl_module, Evaluation) else {}
+        rows = [one for kind in ("worst", "best") for one in kept_pictures(arrays, kind)]
         self._seen += 1
         if not rows or not trainer.is_global_zero or (self._seen - 1) % self.every_n:
             return
@@ -52,7 +35,7 @@ class DensePictures(Callback):
 
 def _grid(rows: list[dict[str, np.ndarray]], num_classes: int) -> torch.Tensor:
     """(3, H, W) uint8: a row an image, padded to the largest."""
-    cells = [[coloured(row[name], num_classes) for name in COLUMNS] for row in rows]
+    cells = [[coloured(row[name], num_classes) for name in KEPT] for row in rows]
     height, width = (max(cell.shape[axis] for line in cells for cell in line) for axis in (0, 1))
     lines = [
         np.concatenate(

@@ -4,12 +4,16 @@ Shapes: B images, C channels, H x W pixels.
 """
 
 import colorsys
+from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+KEPT = ("image", "target", "predicted")
+"""What dense tasks keep of an image."""
 SHARE = 0.01
 """Of an image's values in a channel, what comes out black, and what comes out white, where these have a wide range."""
 
@@ -52,3 +56,19 @@ def class_colours(count: int) -> list[tuple[int, int, int]]:
         colorsys.hsv_to_rgb(hue % 1, (0.85, 0.55)[i // 3 % 2], (1.0, 0.75, 0.9)[i % 3]) for i, hue in enumerate(hues)
     )
     return [(round(255 * r), round(255 * g), round(255 * b)) for r, g, b in values]
+
+
+def coloured(picture: np.ndarray, num_classes: int) -> np.ndarray:
+    """(h, w, 3) uint8 as it is; a label map (h, w) in the classes' colours, black where there is no class."""
+    if picture.ndim == 3:
+        return picture
+    colours = np.array([*class_colours(num_classes), (0, 0, 0)], np.uint8)
+    return colours[np.where((picture >= 0) & (picture < num_classes), picture, num_classes)]
+
+
+def kept_pictures(arrays: Mapping[str, np.ndarray], kind: str) -> list[dict[str, np.ndarray]]:
+    """What a module keeps of the images that it is ``worst`` or ``best`` at, the most extreme first."""
+    found: list[dict[str, np.ndarray]] = []
+    while f"{kind}{len(found)}_image" in arrays:
+        found.append({name: arrays[f"{kind}{len(found)}_{name}"] for name in (*KEPT, "score", "key")})
+    return found

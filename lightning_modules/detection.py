@@ -165,8 +165,9 @@ class InstanceSegmentation(DenseTraining):
         size = torch.Size(round(side * scale) for side in size)
         small = (resize(image[None], size)[0] * 255).round().byte().cpu()
         certain = detected["scores"].cpu() >= SHOWN_SCORE
+        boxes, labels = (detected[name].cpu()[certain] for name in ("boxes", "labels"))
         parts = {
-            "predicted": (masks["predicted"][certain], detected["boxes"].cpu()[certain], detected["labels"].cpu()[certain]),
+            "predicted": (masks["predicted"][certain], boxes, labels),
             "target": (masks["target"], truth["boxes"].cpu(), truth["labels"].cpu()),
         }  # fmt: skip
         drawn = {name: draw_objects(small, *part, scale, self.num_classes) for name, part in parts.items()}
@@ -214,7 +215,7 @@ class InstanceSegmentation(DenseTraining):
         return self._rows
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """``precision_bbox`` and ``precision_segm`` (3, 101), the mean over classes by recall at IoU 0.5, 0.75, and over
+        """``precision_bbox`` and ``precision_segm`` (3, 101), means over classes by recall at IoU 0.5, 0.75, and over
         0.5 to 0.95; and pictures of the images whose objects are found worst and best."""
         return self._arrays
 

@@ -41,15 +41,16 @@ def _count(image: Tensor, of: Tensor, images: int, num_classes: int) -> Tensor:
 
 
 def segmentation_scores(areas: Tensor) -> dict[str, Tensor]:
-    """Scores as shares in 1 of areas (3, C) summed over images.
+    """Scores (...) as shares in 1 of areas (..., 3, C) summed over images.
 
-    ``IoU`` and ``Acc`` (C): intersection over union, and the share of a class's pixels that are found. A class that is
-    neither there nor found has none (NaN); one that is found without being there has IoU 0 and no Acc. ``mIoU``,
-    ``mAcc``: means over the classes that have one. ``aAcc``: share of all labelled pixels.
+    ``IoU`` and ``Acc`` (..., C): intersection over union, and the share of a class's pixels that are found. A class
+    that is neither there nor found has none (NaN); one that is found without being there has IoU 0 and no Acc.
+    ``mIoU``, ``mAcc``: means over the classes that have one. ``aAcc``: share of all labelled pixels.
     """
-    right, found, there = exact(areas)
+    right, found, there = exact(areas).unbind(-2)
     iou, acc = right / (found + there - right), right / there
-    return {"IoU": iou, "Acc": acc, "mIoU": iou.nanmean(), "mAcc": acc.nanmean(), "aAcc": right.sum() / there.sum()}
+    every = right.sum(-1) / there.sum(-1)
+    return {"IoU": iou, "Acc": acc, "mIoU": iou.nanmean(-1), "mAcc": acc.nanmean(-1), "aAcc": every}
 
 
 class SegmentationScores(Metric):
