@@ -1,8 +1,12 @@
 """ADE20K, or any images with label maps, for semantic segmentation."""
 
+from typing import Literal
+
 from datamodules.dataset import Policy
 from datamodules.segmentation_transforms import LabelRule, SegmentationEvaluation, SegmentationTraining
 from datamodules.shard_datamodule import ShardDataModule, Split
+
+VIEWS = ("train", "knn")
 
 
 class ADE20KDataModule(ShardDataModule):
@@ -16,6 +20,8 @@ class ADE20KDataModule(ShardDataModule):
         root: folder with the shards, which ``python -m datamodules.prepare ade20k`` writes.
         train_shards, val_shards: globs (or ranges) of shard names in it.
         labels: what the numbers in label maps mean.
+        view: ``train``; or ``knn``, whose evaluation loaders are two: the training images as those of the evaluation,
+            which are the bank, and the validation images.
         size: side of training windows, pixels.
         resize: longest and shortest side of resized images.
         ratios: range of a training image's size over that.
@@ -36,6 +42,7 @@ class ADE20KDataModule(ShardDataModule):
         train_shards: str = "training-*.tar",
         val_shards: str = "validation-*.tar",
         labels: LabelRule = LabelRule(),  # noqa: B008  # a value, never changed
+        view: Literal["train", "knn"] = "train",
         size: int = 512,
         resize: tuple[int, int] = (2048, 512),
         ratios: tuple[float, float] = (0.5, 2.0),
@@ -51,11 +58,16 @@ class ADE20KDataModule(ShardDataModule):
         cache_dir: str | None = None,
         cache_gib: float = 200.0,
     ) -> None:
-        self.labels = labels
+        if view not in VIEWS:
+            raise ValueError(f"data.init_args.view={view!r}; allowed: {', '.join(VIEWS)}")
+        self.labels, self.view = labels, view
+        evaluation = SegmentationEvaluation(labels, resize)
+        val = Split(val_shards, evaluation)
         super().__init__(
             root,
             train=Split(train_shards, SegmentationTraining(labels, size, resize, ratios, distort)),
-            val=Split(val_shards, SegmentationEvaluation(labels, resize)),
+            val={"bank": Split(train_shards, evaluation), "queries": val} if view == "knn" else val,
+            predict=val,
             batch_size=batch_size,
             num_workers=num_workers,
             seed=seed,
@@ -72,4 +84,12 @@ class ADE20KDataModule(ShardDataModule):
         return option
 
     def _option(self, split: str) -> str:
-        return "train_shards" if split == "train" else "val_shards"
+        return "train_shards" if split in ("train", "val.bank") else "val_shards"
+
+    def setup(self, stage: str) -> None:
+        """ValueError for a view that the model does not read."""
+        module = None if self.trainer is None else self.trainer.lightning_module
+        wanted = getattr(module, "views", None)
+        if wanted is not None and stage != "predict" and self.view not in wanted:
+            raise ValueError(f"data.init_args.view={self.view}: {type(module).__name__} reads {', '.join(wanted)}")
+        super().setup(stage)

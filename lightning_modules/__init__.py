@@ -10,6 +10,7 @@ from lightning_modules.ema import EMATeacher
 from lightning_modules.knn import KNN
 from lightning_modules.linear_probe import LinearProbe
 from lightning_modules.mixing_rank import TokenMixingRanks
+from lightning_modules.patch_knn import PatchKNN
 from lightning_modules.pretraining import Pretraining
 from lightning_modules.robustness import RobustnessEvaluation
 from lightning_modules.segmentation import SemanticSegmentation
@@ -26,6 +27,7 @@ __all__ = [
     "HeadSpec",
     "InstanceSegmentation",
     "LinearProbe",
+    "PatchKNN",
     "Pretraining",
     "RobustnessEvaluation",
     "SemanticSegmentation",

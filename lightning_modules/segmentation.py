@@ -3,30 +3,22 @@
 Shapes: B images, C classes, H x W pixels.
 """
 
-import math
 from collections.abc import Iterator, Sequence
-from functools import partial
 from typing import Any, Literal
 
-import numpy as np
-import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from backbones import Backbone, Stream
-from common.collectives import gather_objects
-from common.pictures import pictures
 from heads import FCNHead, LinearSegmentationHead, UPerHead, segmentation_loss
 from heads.layers import resize
 from heads.sliding import classes_at, segment_whole, segment_windows
 from lightning_modules.dense import DenseTraining
-from lightning_modules.extremes import Extremes
 from lightning_modules.hparams import record_hyperparameters
 from lightning_modules.pretraining import Logged
-from metrics import SegmentationScores, segmentation_scores
+from lightning_modules.segmentation_scores import ScoresSegmentation
 
 
-class SemanticSegmentation(DenseTraining):
+class SemanticSegmentation(ScoresSegmentation, DenseTraining):
     """A backbone, a neck, and a head that gives each pixel a class.
 
     Training batches hold ``image`` (B, 3, H, W) and ``target`` (B, H, W); evaluation batches ``image``, a list of
@@ -50,8 +42,8 @@ class SemanticSegmentation(DenseTraining):
         neck: ``auto`` is ``identity`` for a pyramid and for a linear head, and ``multilevel`` for a plain backbone.
     """
 
-    headline = "val/mIoU"
     trained_part = "head"
+    views = ("train",)
 
     def __init__(
         self,
@@ -103,7 +95,6 @@ class SemanticSegmentation(DenseTraining):
             if value not in allowed:
                 raise ValueError(f"model.init_args.{name}={value!r}; allowed: {', '.join(allowed)}")
         widths = self.neck.out_channels
-        self.num_classes, self.ignore_index = num_classes, ignore_index
         self.aux_weight, self.auxiliary_head = aux_weight, None
         if head == "linear":
             self.decode_head: UPerHead | LinearSegmentationHead = LinearSegmentationHead(widths, num_classes, dropout)
@@ -117,11 +108,7 @@ class SemanticSegmentation(DenseTraining):
                 self.auxiliary_head = FCNHead(widths[aux_index], aux_channels, num_classes, 1, aux_index, dropout)
         self.inference, self.windows_at_once = inference, windows_at_once
         self.window, self.window_stride = tuple(window), tuple(window_stride)
-        self.scores = SegmentationScores(num_classes, ignore_index)
-        self._areas: dict[str, np.ndarray] = {}
-        self._shown = Extremes()
-        self._rows: list[dict[str, Any]] = []
-        self._arrays: dict[str, np.ndarray] = {}
+        self.start_scores(num_classes, ignore_index)
 
     # ---- forward ------------------------------------------------------------------------------------------
 
@@ -158,50 +145,10 @@ class SemanticSegmentation(DenseTraining):
         targets = batch["target"]
         found = self.segmented(batch["image"], [(target.shape[0], target.shape[1]) for target in targets])
         for key, image, predicted, target in zip(batch["key"], batch["image"], found, targets, strict=True):
-            self.scores.update(predicted[None], target[None])
-            areas = self.scores.last[0]
-            self._areas[key] = areas.cpu().numpy()
-            self._shown.offer(
-                segmentation_scores(areas)["mIoU"].item(), key, partial(self._picture, image, predicted, target)
-            )
-
-    def _picture(self, image: Tensor, predicted: Tensor, target: Tensor) -> dict[str, np.ndarray]:
-        """Small arrays of an image and its label maps: (h, w, 3) and (h, w) uint8 or int32."""
-        shown = pictures(image[None], self.trainer.datamodule)
-        scale = min(1.0, SIDE / max(shown.shape[-2:]))
-        size = [round(side * scale) for side in shown.shape[-2:]]
-        maps = F.interpolate(torch.stack([predicted, target])[None].double(), size, mode="nearest-exact")[0]
-        return {
-            "image": (resize(shown, torch.Size(size))[0].movedim(0, -1) * 255).round().byte().cpu().numpy(),
-            "predicted": maps[0].int().cpu().numpy(),
-            "target": maps[1].int().cpu().numpy(),
-        }
+            self.score(key, image, predicted, target)
 
     def on_validation_epoch_end(self) -> None:
-        scores = self.scores.compute()
-        self.scores.reset()
-        names = getattr(self.trainer.datamodule, "class_names", None) or []
-        images = int(scores["images"])
-        means = {name: scores[name].item() for name in ("mIoU", "mAcc", "aAcc")}
-        self._rows = [
-            {"metric": k, "class": None, "name": None, "value": v, "images": images} for k, v in means.items()
-        ]
-        self._rows += [
-            {"metric": metric, "class": i, "name": names[i] if i < len(names) else None, "value": value,
-             "images": images}
-            for metric in ("IoU", "Acc")
-            for i, value in enumerate(scores[metric].tolist())
-            if not math.isnan(value)
-        ]  # fmt: skip
-        areas: dict[str, np.ndarray] = {}
-        for part in gather_objects(self._areas):
-            areas |= part
-        keys = sorted(areas)
-        self._arrays = {
-            "keys": np.array(keys, np.str_), "areas": np.array([areas[key] for key in keys]), **self._shown.arrays(),
-        }  # fmt: skip
-        self._areas, self._shown = {}, Extremes()
-        self.log_dict({f"val/{name}": value for name, value in means.items()}, prog_bar=True)
+        self.log_dict({f"val/{name}": value for name, value in self.finish_scores().items()}, prog_bar=True)
 
     test_step = validation_step
     on_test_epoch_end = on_validation_epoch_end
@@ -211,21 +158,3 @@ class SemanticSegmentation(DenseTraining):
         found = self.segmented(batch["image"], [(target.shape[0], target.shape[1]) for target in batch["target"]])
         maps = {f"classes_{i}": predicted.int() for i, predicted in enumerate(found)}
         return {"key": batch["key"], **maps}
-
-    # ---- records ------------------------------------------------------------------------------------------
-
-    def rows(self) -> list[dict[str, Any]]:
-        """Scores of the latest validation, as shares in 1: over all classes, and of each class that has one."""
-        return self._rows
-
-    def arrays(self) -> dict[str, np.ndarray]:
-        """``keys`` and ``areas`` (n, 3, C) of all images, as :func:`metrics.segmentation_areas`; and pictures of those
-        with the lowest and the highest mIoU."""
-        return self._arrays
-
-    def counts(self) -> dict[str, float]:
-        return {"images": len(self._arrays.get("keys", ()))}
-
-
-SIDE = 320
-"""Longest side of the pictures that are kept, pixels."""

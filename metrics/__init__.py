@@ -14,7 +14,7 @@ from metrics.intervals import (
     interval,
     paired_difference,
 )
-from metrics.knn import KNNAccuracy, knn_scores, topk_accuracy
+from metrics.knn import KNNAccuracy, knn_scores, nearest_votes, topk_accuracy
 from metrics.mixing_rank import effective_rank, numerical_rank, partition, rank_bound, singular_values
 from metrics.pooled import POOLED_DRAWS, PooledAUC
 from metrics.rank_claims import Claim, rank_claims
@@ -55,6 +55,7 @@ __all__ = [
     "knn_scores",
     "masks_to_grid",
     "mixing_distance",
+    "nearest_votes",
     "norm_statistics",
     "numerical_rank",
     "paired_difference",

@@ -73,6 +73,29 @@ def _nearest(queries: Tensor, bank: Tensor, k: int, own: int | None, block: int)
     return top, index
 
 
+def nearest_votes(
+    queries: Tensor, bank: Tensor, shares: Tensor, k: int, temperature: float, chunk: int = 1024, block: int = 65536
+) -> Tensor:
+    """Mean of the k most similar bank rows' shares, weighted by softmax(cosine / temperature).
+
+    Args:
+        queries: (Q, D), normalised here.
+        bank: (N, D), normalised here.
+        shares: (N, C) of each row's classes.
+        k: neighbours; more than there are means all.
+        temperature: of the weights.
+        chunk, block: queries and bank rows at a time.
+
+    Returns:
+        (Q, C).
+    """
+    found = []
+    for start in range(0, len(queries), chunk):
+        top, index = _nearest(queries[start : start + chunk], bank, min(k, len(bank)), None, block)
+        found.append(torch.einsum("qk,qkc->qc", (top / temperature).softmax(-1).to(shares), shares[index]))
+    return torch.cat(found) if found else shares.new_zeros(0, shares.shape[1])
+
+
 def topk_accuracy(scores: Tensor, labels: Tensor, topk: tuple[int, ...] = (1, 5)) -> dict[str, Tensor]:
     """Shares of rows (Q, C) whose label (Q) is among the first 1, 5, ... scores."""
     best = scores.topk(min(max(topk), scores.shape[-1]), -1).indices == labels[:, None]

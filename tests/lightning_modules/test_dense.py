@@ -51,7 +51,9 @@ def test_steps_fall_at_milestones():
 def test_rates_by_layer_are_those_of_BEiT(family):
     model = build(family, layer_decay=0.5, lr=1.0)
     depth = model.backbone.depth
-    scale = {id(p): g["lr_scale"] for g in model.configure_optimizers().param_groups for p in g["params"] if "lr_scale" in g}
+    scale = {
+        id(p): g["lr_scale"] for g in model.configure_optimizers().param_groups for p in g["params"] if "lr_scale" in g
+    }
     names = [info["module"] for info in model.backbone.feature_info]
     for name, parameter in model.backbone.named_parameters():
         block = next((i for i, prefix in enumerate(names) if name.startswith(f"{prefix}.")), None)
