@@ -54,7 +54,7 @@ class Checkpoints(Checkpoint):
         self.aside: int | None = None
         """Under which number this run has kept what was in its folder."""
         self._signals = SignalRequests()
-        self._saved_step, self._wrote = -1, False
+        self._saved_step, self._scored_step, self._wrote = -1, -1, False
         self._written = time.monotonic()
 
     def folder(self, trainer: Trainer) -> Path:
@@ -106,6 +106,11 @@ class Checkpoints(Checkpoint):
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         if self._first:  # Lightning counts logged steps on as if every checkpoint were made before its step was logged
             trainer.fit_loop.epoch_loop._batches_that_stepped, self._first = trainer.global_step, False
+            # and a batch that a checkpoint saw begun counts twice, by which validations every so many steps would slip
+            batches = trainer.fit_loop.epoch_loop.batch_progress.total
+            batches.ready = batches.completed + 1
+        if self._scored_step == trainer.global_step != self._saved_step and not trainer.fast_dev_run:
+            self._save_scored(trainer, pl_module)  # validated inside an epoch, of these very weights
         # here the step before is counted and logged; the last batch is followed by the epoch's checkpoint
         if batch_idx % trainer.accumulate_grad_batches or batch_idx + 1 >= trainer.num_training_batches:
             return
@@ -142,22 +147,30 @@ class Checkpoints(Checkpoint):
             request = Request(int(trainer.strategy.reduce(found, reduce_op="max")))
         return request
 
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not trainer.sanity_checking:
+            self._scored_step = trainer.global_step
+
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        headline = pl_module.headline if isinstance(pl_module, Evaluation) else ""
-        metric = trainer.callback_metrics.get(headline)
-        value = None if metric is None else float(metric)
         if trainer.fast_dev_run:
             return
+        last = self._save_scored(trainer, pl_module)
+        epoch = trainer.current_epoch
+        if trainer.is_global_zero and self.keep_every_n_epochs and (epoch + 1) % self.keep_every_n_epochs == 0:
+            link(last, last.with_name(f"epoch={epoch}.ckpt"))
+
+    def _save_scored(self, trainer: Trainer, pl_module: LightningModule) -> Path:
+        """Writes last.ckpt, which is best.ckpt too where these weights scored higher than any before."""
+        headline = pl_module.headline if isinstance(pl_module, Evaluation) else ""
+        metric = trainer.callback_metrics.get(headline) if self._scored_step == trainer.global_step else None
+        value = None if metric is None else float(metric)
         better = value is not None and (self.best is None or value > self.best)
         if better:
             self.best = value
         last = self._save(trainer)
-        if trainer.is_global_zero:
-            epoch = trainer.current_epoch
-            if better:
-                link(last, last.with_name("best.ckpt"))
-            if self.keep_every_n_epochs and (epoch + 1) % self.keep_every_n_epochs == 0:
-                link(last, last.with_name(f"epoch={epoch}.ckpt"))
+        if trainer.is_global_zero and better:
+            link(last, last.with_name("best.ckpt"))
+        return last
 
     def state_dict(self) -> dict[str, Any]:
         return {"best": self.best}
