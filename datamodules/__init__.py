@@ -3,6 +3,8 @@
 import common  # noqa: F401  # first: no file of somebody else's is in the place of a package
 from datamodules.ade20k import ADE20KDataModule
 from datamodules.albumentations_transforms import AlbumentationsImage, AlbumentationsViews, PipelineViews
+from datamodules.coco import COCODataModule
+from datamodules.detection_transforms import WindowRule
 from datamodules.imagenet import ImageNetDataModule
 from datamodules.imagenet_s import ImageNetSDataModule
 from datamodules.multicrop import MultiCropConfig
@@ -23,6 +25,7 @@ __all__ = [
     "AlbumentationsImage",
     "AlbumentationsViews",
     "AnswersTransform",
+    "COCODataModule",
     "EvaluationTransform",
     "ImageNetDataModule",
     "ImageNetSDataModule",
@@ -37,4 +40,5 @@ __all__ = [
     "ShardDataModule",
     "Split",
     "Transform",
+    "WindowRule",
 ]

@@ -28,26 +28,20 @@ from datamodules.image_files import PixelRules
 from datamodules.image_tree import ImageFolder
 from datamodules.masks import MOST_CLASSES, MaskEncoding
 from datamodules.pixel_format import PixelFormat
+from datamodules.prepare_ade20k import ade20k
+from datamodules.prepare_coco import coco
 from datamodules.prepare_dense import demo_dense
 from datamodules.samples import ShardError
 from datamodules.shard_info import INFO_FILES, Scan, folder_info, relative_name
 from datamodules.shard_names import refuse_mixed, shard_paths
 from datamodules.shards import ShardSet
-from datamodules.split_writer import check_split_name, enter_split, read_info, write_split
+from datamodules.split_writer import apart, check_split_name, enter_split, read_info, write_split
 from datamodules.statistics import statistics_of
 from datamodules.tree_samples import MaskTree, Policy, TreeSamples, class_list, labelled_images, unlabelled_images
 
 logger = logging.getLogger(__name__)
 
 __all__ = ["demo", "demo_robustness", "imagefolder", "imagenet_s", "index", "statistics", "write_split"]
-
-
-def _apart(out: str, root: Path) -> Path:
-    """The folder for the shards. ValueError where it lies among the images, where the next look would find shards."""
-    folder = Path(out)
-    if root.resolve() in (folder.resolve(), *folder.resolve().parents):
-        raise ValueError(f"--out {out} lies inside the images' folder {root}: give a folder beside it")
-    return folder
 
 
 def imagefolder(
@@ -81,7 +75,7 @@ def imagefolder(
         bits: 8, 16, or 32 for floats.
         pages: of a TIFF file with several: ``one`` refuses it, ``bands`` takes each as a channel.
     """
-    root, folder = Path(src).expanduser(), _apart(out, Path(src).expanduser())
+    root, folder = Path(src).expanduser(), apart(out, Path(src).expanduser())
     names = None
     samples = TreeSamples(root, pixels, policy, _format(channels, bits, pages))
     if unlabelled:
@@ -131,7 +125,7 @@ def imagenet_s(
         channels, bits, pages: see imagefolder.
     """
     root = Path(src).expanduser() / split
-    folder = _apart(out, root)
+    folder = apart(out, root)
     samples = TreeSamples(root, pixels, policy, _format(channels, bits, pages))
     images, names = labelled_images(
         root, samples, "sorted", class_list(folder, split, classes, overwrite), classes or str(folder / CLASSES_FILE)
@@ -295,7 +289,7 @@ if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     try:
         auto_cli(
-            [imagefolder, imagenet_s, index, statistics, demo, demo_dense, demo_robustness],
+            [imagefolder, imagenet_s, ade20k, coco, index, statistics, demo, demo_dense, demo_robustness],
             as_positional=False,
             parser_class=Parser,
         )

@@ -157,12 +157,15 @@ class Source(ABC):
         paths: of the pieces, for the run's record.
         lengths: samples in each piece.
         starts: (pieces + 1) number of each piece's first sample, and in the end of all samples.
+        groups: (samples) a number for each sample; those of one number share training batches, as far as that goes.
+            None where all may.
     """
 
     fields: Sequence[str] = FIELDS
     paths: Sequence[Path | str]
     lengths: np.ndarray
     starts: np.ndarray
+    groups: np.ndarray | None = None
 
     @property
     def labels(self) -> Labels | None:

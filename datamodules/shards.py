@@ -45,7 +45,8 @@ class ShardSet(Source):
     Args:
         paths: the tars: paths, or URLs of remote ones.
         lengths: samples in each.
-        names, cache: of remote ones, their names and what fetches them.
+        names: what ``_info.json`` calls them, their paths from the root; none where they come from no root.
+        cache: of remote ones, what fetches them.
         labels: what is known of all their classes.
     """
 
@@ -59,7 +60,7 @@ class ShardSet(Source):
     ) -> None:
         self.paths, self.lengths = list(paths), np.asarray(lengths, dtype=np.int64)
         self.starts = np.concatenate([[0], np.cumsum(self.lengths)])
-        self._names, self._cache, self._labels = names, cache, labels
+        self.names, self._cache, self._labels = names, cache, labels
 
     @classmethod
     def find(cls, root: str | Path, pattern: str, option: str) -> "ShardSet":
@@ -82,7 +83,8 @@ class ShardSet(Source):
         splits = {relative_name(path, folder): info.splits for path, info in zip(paths, infos, strict=True)}
         refuse_mixed(pattern, splits, f"data.init_args.{option}", folder)
         _refuse_nothing(paths, infos, folder, option)
-        return cls(paths, [info.length for info in infos], labels=joined_labels(infos))
+        names = [relative_name(path, folder) for path in paths]
+        return cls(paths, [info.length for info in infos], names, labels=joined_labels(infos))
 
     @classmethod
     def find_remote(cls, cache: ShardCache, pattern: str, option: str) -> "ShardSet":
@@ -125,7 +127,7 @@ class ShardSet(Source):
         """A shard's file; fetched first where it is remote and not there."""
         if self._cache is None:
             return Path(self.paths[number])
-        return self._cache.fetch(self._names[number], lambda aside: self._samples(aside, number))
+        return self._cache.fetch(self.names[number], lambda aside: self._samples(aside, number))
 
     def open(self, number: int) -> tuple[int, list[Sample]]:
         """A descriptor of a shard's file, and its samples."""

@@ -3,6 +3,9 @@
 An epoch is a permutation of shards laid end to end; each rank gets one contiguous span of it. Inside its span a
 training rank shuffles windows of samples. A rank's batches are consecutive pieces of that order, so what a batch holds
 does not depend on the number of workers: worker w of W simply makes batches w, w + W, ...
+
+Where a source's samples are in groups, such as tall and wide images, a rank's order is rearranged within its span so
+that batches are of one group: which samples an epoch uses, and in how many batches, stays as it is.
 """
 
 from collections.abc import Sequence
@@ -51,8 +54,33 @@ def train_steps(total: int, global_batch: int) -> int:
     return total // global_batch
 
 
+def by_group(order: np.ndarray, groups: np.ndarray, batch: int) -> np.ndarray:
+    """An order whose batches are of one group each, as far as that goes; mmdetection's aspect ratio batches.
+
+    Samples fill a bucket for each group, and a full bucket is the next batch. What is left in the buckets makes the
+    last batches, which are mixed and fewer than there are groups.
+
+    Args:
+        order: sample numbers, a multiple of ``batch``.
+        groups: of all samples, by their numbers.
+        batch: samples in a batch.
+    """
+    of = groups[order]
+    places = [np.flatnonzero(of == group) for group in np.unique(of)]
+    full = np.concatenate([at[: len(at) // batch * batch].reshape(-1, batch) for at in places])
+    full = full[np.argsort(full[:, -1])]  # a batch is there when its last sample is
+    left = [at[len(at) // batch * batch :] for at in places]
+    return order[np.concatenate([full.ravel(), *left])]
+
+
+def _grouped(shards: Source, order: np.ndarray, batch: int) -> np.ndarray:
+    return order if shards.groups is None or not len(order) else by_group(order, shards.groups, batch)
+
+
 def train_plan(shards: Source, batch: int, rank: int, world_size: int, seed: int, epoch: int, window: int) -> EpochPlan:
     """Every sample at most once over all ranks, ``train_steps`` full batches of ``batch`` on each.
+
+    Batches are of one group where the source has groups; see :func:`by_group`.
 
     Args:
         batch: samples a rank takes per batch.
@@ -66,7 +94,7 @@ def train_plan(shards: Source, batch: int, rank: int, world_size: int, seed: int
     mixing = np.random.Generator(np.random.Philox(key=[seed % 2**64, (epoch << 20) + rank + 2**40]))
     for start in range(0, len(mine), window):
         mine[start : start + window] = mixing.permutation(mine[start : start + window])
-    return EpochPlan(mine, np.arange(0, span + 1, batch))
+    return EpochPlan(_grouped(shards, mine, batch), np.arange(0, span + 1, batch))
 
 
 class EpochSegment(NamedTuple):
@@ -118,7 +146,8 @@ def resume_plan(
             ]
         elif segment.world_size != len(orders):
             left = np.concatenate(orders)
-            orders = np.split(left[: steps * segment.batch * segment.world_size], segment.world_size)
+            shares = np.split(left[: steps * segment.batch * segment.world_size], segment.world_size)
+            orders = [_grouped(shards, share, segment.batch) for share in shares]
         orders = [order[segment.batches * segment.batch :] for order in orders]
         steps -= segment.batches
     mine = orders[rank]

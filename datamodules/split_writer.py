@@ -92,6 +92,14 @@ def write_split(
     return paths
 
 
+def apart(out: str, root: Path) -> Path:
+    """The folder for the shards. ValueError where it lies among the images, where the next look would find shards."""
+    folder = Path(out)
+    if root.resolve() in (folder.resolve(), *folder.resolve().parents):
+        raise ValueError(f"--out {out} lies inside the images' folder {root}: give a folder beside it")
+    return folder
+
+
 def check_split_name(split: str) -> None:
     """ShardError for a name that could not begin the names of shards, or would mean others in a pattern."""
     if not re.fullmatch(r"\w[\w.-]*", split):

@@ -30,6 +30,11 @@ Images = Sequence[tuple[Path, int | None]]
 """Files, and the number of their class."""
 
 
+def key_name(path: Path) -> str:
+    """A file's name as a sample's key can hold it: without ending, dots and control characters."""
+    return re.sub(r"[.\x00-\x1f\x7f]", "_", path.stem)
+
+
 class MaskTree:
     """Masks by the basename of their image.
 
@@ -136,11 +141,10 @@ class TreeSamples:
         if not self.pixels.plain:
             self._sums.add(found)
         self.written += 1
-        name = re.sub(r"[.\x00-\x1f\x7f]", "_", path.stem)
         about = {"filename": path.relative_to(self.root).as_posix()} | ({} if label is None else {"label": label})
         return {
             # the number makes it unique whatever files are called; other readers cut a key at its first dot
-            "__key__": f"{index:08d}_{name}",
+            "__key__": f"{index:08d}_{key_name(path)}",
             image.field: image.data,
             "json": json.dumps(about).encode(),
         } | ({} if label is None else {"cls": str(label).encode()}) | mask  # fmt: skip
