@@ -16,6 +16,8 @@ BACKBONES = sorted(p.stem for p in (CONFIGS / "backbone").glob("*.yaml"))
 DEMO = {
     "dino": "demo", "linear_probe": "demo", "knn": "demo", "binary_auc": "demo_s", "ranks": "demo",
     "token_statistics": "demo_s", "robustness": "demo_robustness", "supervised": "demo",
+    "segmentation": "demo_segmentation", "linear_segmentation": "demo_segmentation",
+    "patch_knn": "demo_segmentation", "detection": "demo_detection",
 }  # fmt: skip
 TASKS = {  # task files in order -> data file
     ("dino",): "imagenet",
@@ -27,6 +29,10 @@ TASKS = {  # task files in order -> data file
     ("token_statistics",): "imagenet_s",
     ("robustness",): "robustness",
     ("supervised",): "imagenet",
+    ("segmentation",): "ade20k",
+    ("linear_segmentation",): "ade20k",
+    ("patch_knn",): "ade20k",
+    ("detection",): "coco",
     **{(task, f"{task}_demo"): data for task, data in DEMO.items()},
 }
 
@@ -55,6 +61,17 @@ def print_config(args, capsys):
     return yaml.safe_load(capsys.readouterr().out)
 
 
+HEADS = sorted(p.stem for p in (CONFIGS / "head").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_every_head_goes_behind_its_task(head, capsys):
+    task, data = ("segmentation", "ade20k") if head.startswith("upernet") else ("detection", "coco")
+    path = CONFIGS / f"head/{head}.yaml"
+    config = print_config([*arguments((task,), data, "vim_small"), "-c", str(path)], capsys)
+    assert holds(config, yaml.safe_load(path.read_text()))
+
+
 @pytest.mark.parametrize("tasks", TASKS, ids="+".join)
 def test_every_task(tasks, capsys):
     config = print_config([*arguments(tasks, TASKS[tasks], "vim_small"), *NEEDED.get(tasks[0], [])], capsys)
@@ -65,7 +82,7 @@ def test_every_task(tasks, capsys):
     assert holds(config["model"]["init_args"], said)
     first = yaml.safe_load((CONFIGS / "task" / f"{tasks[0]}.yaml").read_text())
     assert config["data"]["class_path"] == first["data"]["class_path"]
-    assert config["data"]["init_args"].get("view") == first["data"]["init_args"].get("view")
+    assert holds(config["data"]["init_args"], first["data"].get("init_args", {}))
     assert config["model"]["init_args"]["backbone"]["init_args"]["embed_dim"] == 512
 
 
