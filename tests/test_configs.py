@@ -82,7 +82,8 @@ def test_every_task(tasks, capsys):
     assert holds(config["model"]["init_args"], said)
     first = yaml.safe_load((CONFIGS / "task" / f"{tasks[0]}.yaml").read_text())
     assert config["data"]["class_path"] == first["data"]["class_path"]
-    assert holds(config["data"]["init_args"], first["data"].get("init_args", {}))
+    if (view := first["data"].get("init_args", {}).get("view")) is not None:
+        assert config["data"]["init_args"]["view"] == view
     assert config["model"]["init_args"]["backbone"]["init_args"]["embed_dim"] == 512
 
 
@@ -123,7 +124,7 @@ def _targets(data):
 
 def test_every_file_is_covered():
     used = {f"task/{t}" for tasks in TASKS for t in tasks} | {f"data/{d}" for d in TASKS.values()}
-    used |= {f"backbone/{b}" for b in BACKBONES} | {"base"}
+    used |= {f"backbone/{b}" for b in BACKBONES} | {f"head/{h}" for h in HEADS} | {"base"}
     used |= {"data/unlabelled", "data/channels", "data/photos"}  # by test_unlabelled.py and test_channels.py
     there = {str(p.relative_to(CONFIGS).with_suffix("")) for p in CONFIGS.rglob("*.yaml")}
     planned = [run for data in spec.datasets() for run in plan.plan(_targets(data), plan.Settings(data=data))]
