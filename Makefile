@@ -47,7 +47,7 @@ lint: setup ## ruff and mypy
 
 # ---- experiments: what `python -m experiments --help` tells, of which a variable here is an option ------------------
 # DATA=demo makes everything from embedded data; MODELS="a b" takes other models (overlays in configs/backbone),
-# CHECKPOINT=path their checkpoint; IMAGENET, IMAGENET_S and ROBUSTNESS are the folders of the data; ARGS adds flags to
+# CHECKPOINT=path their checkpoint; IMAGENET, IMAGENET_S, ROBUSTNESS, ADE20K and COCO are the folders of the data; ARGS adds flags to
 # every run; LAUNCH starts it (srun), and has it resume what it finds; make -n prints the command, DRY=1 the runs.
 EXPERIMENTS = demo paper study evaluate ranks512 states sizes claims
 TARGETS = table1 table2 table3 table4 table5 table6 figure1 figure2 figure3 figure4 figure5 figure6 figure7 figure8 figure9 \
@@ -77,5 +77,5 @@ sizes: $(call COST,sizes)
 
 $(EXPERIMENTS) $(TARGETS) $(PARTS): .venv/.ready
 	@$(BIN)/python -m experiments $@ --data='$(DATA)' --models='$(MODELS)' --checkpoint='$(CHECKPOINT)' --runs='$(RUNS)' \
-	--imagenet='$(IMAGENET)' --imagenet-s='$(IMAGENET_S)' --robustness='$(ROBUSTNESS)' --seed='$(SEED)' --args='$(subst ','\'',$(ARGS))' \
+	--imagenet='$(IMAGENET)' --imagenet-s='$(IMAGENET_S)' --robustness='$(ROBUSTNESS)' --ade20k='$(ADE20K)' --coco='$(COCO)' --seed='$(SEED)' --args='$(subst ','\'',$(ARGS))' \
 	--launch='$(LAUNCH)' --jobs='$(JOBS)' --threads='$(patsubst OMP_NUM_THREADS=%,%,$(THREADS))' $(if $(DRY),--dry-run)
