@@ -57,6 +57,10 @@ PARTS = figure4a figure4b figure4c figure4d figure4e figure4f
 .NOTPARALLEL: # targets share runs; JOBS says how many runs at once
 RUNS ?= $(RUN)
 
+.DEFAULT: # a target that there is not
+	@known="$$(sed -n 's/^\([a-z0-9-]*\):.*## .*/\1/p' $(MAKEFILE_LIST)) $(TARGETS) $(PARTS)"; \
+	echo 'error: no target $@; there are' $$(echo $$known | sed 's/ /, /g') >&2; exit 2
+
 demo: ## the main job on embedded data, on a CPU in minutes (SEED=1 for another seed)
 paper: ## table1 … table6, figure1 … figure13, ranks, scoring, all; DATA=demo on embedded data
 study: ## softmax, linear attention and Mamba of equal size, trained and not, five seeds, on embedded data
