@@ -76,19 +76,17 @@ def _check_taken(target: Target, settings: Settings, asked_data: str | None) -> 
     name, checkpoint = target.name, settings.checkpoint
     if (seeds := target.seeds) is not None and settings.seed is not None:
         raise ValueError(f"{name}: seed={settings.seed}: it has seeds of its own, {', '.join(map(str, seeds))}")
-    if settings.models and (over := target.options.get("over")):
-        own = " ".join(spec.target(name, target.data).models)
-        raise ValueError(
-            f"{name}: models={' '.join(settings.models)}: it varies {over['key']} of models of its own, {own}, "
-            "and takes no others"
-        )
+    if settings.models and target.kind == "sweep":
+        varied, own = target.options["over"]["key"], " ".join(spec.target(name, target.data).models)
+        given = " ".join(settings.models)
+        raise ValueError(f"{name}: models={given}: it varies {varied} of models of its own, {own}, and takes no others")
     if checkpoint is None:
         return
     given = f"{name}: checkpoint={checkpoint}"
     if any(spec.task(task).tests_probe for task in target.tasks):
         if asked_data is None:
             raise ValueError(f"{given}: say what it is tested on, data: {', '.join(spec.datasets())}")
-    elif target.kind == "demo" or "over" in target.options or target.seeds is not None:
+    elif target.kind in ("demo", "sweep") or target.seeds is not None:
         raise ValueError(f"{given}: it pretrains its models, and takes no CHECKPOINT (--checkpoint)")
     elif not settings.models:
         raise ValueError(
