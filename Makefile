@@ -47,8 +47,9 @@ lint: setup ## ruff and mypy
 
 # ---- experiments: what `python -m experiments --help` tells, of which a variable here is an option ------------------
 # DATA=demo makes everything from embedded data; MODELS="a b" takes other models (overlays in configs/backbone),
-# CHECKPOINT=path their checkpoint; IMAGENET, IMAGENET_S and ROBUSTNESS are the folders of the data; ARGS adds flags to
-# every run; LAUNCH starts it (srun), and has it resume what it finds; make -n prints the command, DRY=1 the runs.
+# CHECKPOINT=path the weights of the one named; IMAGENET, IMAGENET_S and ROBUSTNESS are the folders of the data; ARGS
+# adds flags to every run; LAUNCH starts it (srun), and has it resume what it finds; make -n prints the command, DRY=1
+# the runs.
 EXPERIMENTS = demo paper study evaluate ranks512 states sizes claims
 TARGETS = table1 table2 table3 table4 table5 table6 figure1 figure2 figure3 figure4 figure5 figure6 figure7 figure8 figure9 \
   figure10 figure11 figure12 figure13 ranks scoring

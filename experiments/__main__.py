@@ -1,7 +1,7 @@
 """Makes tables and figures: starts the runs that they need and are not there yet, then draws them.
 
 A target is table1, figure4 (all its parts), …, paper (all of the paper), demo, study or evaluate. A run is a folder
-RUNS/MODEL-TASK; delete it to have it made again. The files of a target are RUNS/TARGET.*.
+RUNS/MODEL-TASK; delete it to have it made again, or made of something else. The files of a target are RUNS/TARGET.*.
 """
 
 import argparse
@@ -33,12 +33,12 @@ def parser() -> argparse.ArgumentParser:
     add("targets", nargs="+", metavar="TARGET", help="table1, figure4, …, paper, demo, study, evaluate")
     add("--data", help=f"{' or '.join(spec.datasets())}; imagenet unless the target says otherwise")
     add("--models", nargs="*", default=[], help="overlays in configs/backbone, in place of the target's models")
-    add("--checkpoint", help="weights of these models; for evaluate, the checkpoint of a probe")
+    add("--checkpoint", help="weights of the one model named; for evaluate, the checkpoint of a probe")
     add("--runs", help="folder of the runs; runs/paper-DATA, runs/demo or runs/study unless given")
     add("--imagenet", help="folder of ImageNet's shards")
     add("--imagenet-s", help="folder of ImageNet-S's shards")
     add("--robustness", help="folder of the robustness sets")
-    add("--seed", help="of every run; 0 unless given; a study has its own")
+    add("--seed", help="of every run; 0 unless given; not for a study, which has its own")
     add("--args", action="append", default=[], help='flags added to every run: --args="--trainer.devices 8"')
     add("--launch", default="", help="what starts a run, such as srun; fits then resume what they find")
     add("--jobs", help="runs at once; 2 for embedded data, else 1")

@@ -31,7 +31,7 @@ class Settings:
     Args:
         data: imagenet or demo; None takes the target's own.
         models: overlays in configs/backbone in place of the target's models.
-        checkpoint: weights of these models; for ``evaluate``, the checkpoint of a probe.
+        checkpoint: weights of the one model in ``models``; for ``evaluate``, the checkpoint of a probe.
         runs: folder of the runs; None takes the target's own.
         roots: YAML in configs/data -> folder of the data.
         seed: of every run; None is 0.

@@ -60,6 +60,14 @@ def test_size_and_order(target, data):
         assert set(run.needs) <= set(runs[:at])
 
 
+def test_a_folder_is_of_one_run():
+    """Targets that share a folder share its run: what one of them left is what another one asks for."""
+    found = {}
+    for name, data in EVERY:
+        for run in made(name, data=data):
+            assert found.setdefault(run.folder, run) == run
+
+
 def test_every_target_is_whole():
     assert {name for name, _ in EVERY} == set(PAPER) | {
         "demo",
