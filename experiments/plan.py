@@ -23,6 +23,13 @@ DEMO_ROBUSTNESS = RunSpec(
 )  # fmt: skip
 """Draws its robustness sets."""
 
+OWN = {
+    "--seed_everything": "say SEED (--seed)",
+    "--trainer.logger.init_args.save_dir": "say RUNS (--runs)",
+    "--trainer.logger.init_args.name": "it is MODEL-TASK",
+}
+"""Flags that every run is given, and what to say in their place."""
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -53,12 +60,15 @@ def targets(names: Sequence[str], settings: Settings) -> list[Target]:
     """The targets behind names, on the data and of the models asked for.
 
     Raises:
-        ValueError: a model has no overlay; or something is given that a target does not take.
+        ValueError: a model has no overlay; or something is given that a target, or any run, does not take.
     """
     for model in settings.models:
         if not configs.find(f"backbone/{spec.model(model).backbone}.yaml").is_file():
             known = ", ".join(configs.names("backbone"))
             raise ValueError(f"models={model}: there is no backbone/{model}.yaml; there are {known}")
+    for word in settings.args:
+        if (flag := word.partition("=")[0]) in OWN:
+            raise ValueError(f"args={word}: every run has a {flag} of its own: {OWN[flag]}")
     if twice := [model for model in settings.models if settings.models.count(model) > 1]:
         raise ValueError(f"models={' '.join(settings.models)}: {twice[0]} is there twice")
     data = settings.data or ("imagenet" if settings.roots else None)

@@ -7,6 +7,7 @@ threads it has or on how many devices it runs, which change nothing of what it i
 import json
 import os
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,8 @@ def made_of(run: RunSpec) -> dict[str, Any]:
         elif flag not in FOLDER and (flag, value) != ("--ckpt_path", "auto"):
             flags[flag] = [_path(flag, value, run.folder.parent)]  # the last one counts
     flags = {flag: value for flag, value in flags.items() if flag not in {f"--trainer.{key}" for key in WHERE}}
-    files = {name: content for name in names if (content := _content(configs.find(name)))}
+    paths = {name: path for name in names if (path := configs.find(name)).is_file()}  # what is not there the run tells
+    files = {name: content for name, path in paths.items() if (content := _content(path.read_bytes()))}
     found = {
         "program": run.program,
         "verb": run.verb,
@@ -100,11 +102,12 @@ def _path(flag: str, value: str, runs: Path) -> str:
     return str(Path("RUNS") / whole.relative_to(above) if whole.is_relative_to(above) else whole)
 
 
-def _content(path: Path) -> Any:
-    """What a file of settings says, but for where a run is made; None where it cannot be read, which the run tells."""
+@cache
+def _content(written: bytes) -> Any:
+    """What a file of settings says, but for where a run is made; None where it is no YAML."""
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError):
+        content = yaml.safe_load(written)
+    except (ValueError, yaml.YAMLError):
         return None
     if isinstance(content, dict) and isinstance(content.get("trainer"), dict):
         trainer = {key: value for key, value in content["trainer"].items() if key not in WHERE}

@@ -291,6 +291,8 @@ def test_evaluate():
         (["study"], {"seed": 3}, "study: seed=3: it has seeds of its own, 0, 1, 2, 3, 4"),
         (["claims"], {"seed": 0, "data": "demo"}, "claims: seed=0: it has seeds of its own, 0, 1, 2, 3, 4"),
         (["ranks"], {"data": "demo", "roots": {"imagenet_s": "/s"}}, "data=demo .* takes no folder: imagenet_s=/s; "),
+        (["study"], {"args": ("--seed_everything=3",)}, "args=--seed_everything=3: every run has .* say SEED"),
+        (["ranks"], {"args": ("--trainer.logger.init_args.name", "x")}, "init_args.name of its own: it is MODEL-TASK"),
         (["ranks"], {"models": ("vim_base", "vim_base")}, "models=vim_base vim_base: vim_base is there twice"),
     ],
 )
