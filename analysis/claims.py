@@ -58,13 +58,13 @@ DISTANCES = {
     "token_share": "on class tokens and registers", "cls_row_entropy": "entropy of the class row",
     "cls_row_token_share": "its weight past the patches",
 }  # fmt: skip
-NOTE = """AUC is the mean over images of a map's AUC (m), the map being the similarity of a token and the patches,
-or, of a mixer's head, the class row of its M. Accuracy is the last top-1 of a linear probe that reads that token in
-that block and stream, or that head's output. A point is a layer, head, register or model of a seed; within: both are
-centred by model first, so that what tells models apart is gone. Coefficients are made of each seed's points and averaged
-over seeds, with the 95 % interval of Student's t over seeds: points of one seed need not be independent of each other,
-and what is told holds for other trainings of these very models, not for other models. The verdict is that of Spearman's
-interval. Each line is read by itself; of many such lines one in twenty would be off by chance."""
+NOTE = """AUC is the mean over images of a map's AUC (m), the map being the similarity of a token and the patches, or,
+of a mixer's head, the class row of its M. Accuracy is the last top-1 of a linear probe that reads that token in that
+block and stream, or that head's output. A point is a layer, head, register or model of a seed; within: both are
+centred by model first, so that what tells models apart is gone. Coefficients are made of each seed's points and
+averaged over seeds, with the 95 % interval of Student's t over seeds: points of one seed need not be independent of
+each other, and what is told holds for other trainings of these very models, not for other models. The verdict is that
+of Spearman's interval. Each line is read by itself; of many such lines one in twenty would be off by chance."""
 LAZY_NOTE = """A head is called lazy where (a) the entropy of its class row over the patches is at least
 {lazy_entropy:g} of that of a uniform row, mean over images; (b) at least {lazy_share:g} of the row's weight lies on
 the class token and others that are no patches; (c) the 95 % interval of its map's mean AUC holds 0.5, which becomes

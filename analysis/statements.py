@@ -23,9 +23,9 @@ COLUMNS = {
     "interval": "95 % interval",
     "holds": "as stated",
 }
-ONE_TRAINING = """As stated: the whole interval is on that side; not: on the other; cannot be told: it holds 0, or there is
-none. Intervals are over images, of one training of each model: what another seed would change is not in them (make study
-has seeds). Each line is read by itself."""
+ONE_TRAINING = """As stated: the whole interval is on that side; not: on the other; cannot be told: it holds 0, or
+there is none. Intervals are over images, of one training of each model: what another seed would change is not in them
+(make study has seeds). Each line is read by itself."""
 
 INFERRED = "[?]"
 """Marks what the paper does not say and we infer."""

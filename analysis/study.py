@@ -21,18 +21,18 @@ from common.files import to_csv, write_json, write_text
 from metrics import correlation, mean_correlation
 from metrics.effects import Effect, effect, mean_interval
 
-NOTE = """Each model was pretrained with DINO on the same embedded scenes by the same recipe, which was chosen for Vim,
-and evaluated frozen; so were the same models as they were initialised. A value is a seed's; means stand with the
+NOTE = """Each model was pretrained with DINO on the same embedded scenes by the same recipe, which was chosen for
+Vim, and evaluated frozen; so were the same models as they were initialised. A value is a seed's; means stand with the
 standard deviation over seeds, differences with 95 % intervals by Student's t (of the pairs where both sides are one
-model, else Welch's) and Hedges' g. Similarities, probes and k-NN are given for both streams of the blocks, the residual
-one and the mixer's branch; the published maps and probes of attention models read the residual stream, those of Vim
-and Mamba-Reg the branch, and k-NN the residual stream in every family. Binary-AUC is max(m, 1−m) of the mean AUC m over
-images, of the last block's map. The effective rank is the exponential of the entropy of the singular values, the mean
-over blocks, heads and images; Mamba's M is the mean of its two directions. Intervals are over trainings: that the scenes
-are one fixed set is not in them."""
+model, else Welch's) and Hedges' g. Similarities, probes and k-NN are given for both streams of the blocks, the
+residual one and the mixer's branch; the published maps and probes of attention models read the residual stream, those
+of Vim and Mamba-Reg the branch, and k-NN the residual stream in every family. Binary-AUC is max(m, 1−m) of the mean
+AUC m over images, of the last block's map. The effective rank is the exponential of the entropy of the singular
+values, the mean over blocks, heads and images; Mamba's M is the mean of its two directions. Intervals are over
+trainings: that the scenes are one fixed set is not in them."""
 RANKS = """Over models: Spearman's ρ of each seed's models, its mean and Student's t interval over seeds; it holds for
-these models alone. Within models: over all seeds, both centred by model, by a bootstrap over points. Each line is read
-by itself; of many such lines one in twenty would be off by chance."""
+these models alone. Within models: over all seeds, both centred by model, by a bootstrap over points. Each line is
+read by itself; of many such lines one in twenty would be off by chance."""
 VERDICTS = """Holds: the whole interval is on the side that is claimed; against: on the other; cannot be told: it holds
 0. Each line is read by itself, and of many such lines one in twenty would be off by chance."""
 CONTROLS = ("shuffled", "position")

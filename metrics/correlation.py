@@ -1,7 +1,7 @@
 """Correlation of two scores over points, with intervals over points or over runs.
 
-Points that share a run, such as the layers of a network, are not independent of each other: what is said of them is told
-run by run (:func:`mean_correlation`). Shapes: n points, S draws.
+Points that share a run, such as the layers of a network, are not independent of each other: what is said of them is
+told run by run (:func:`mean_correlation`). Shapes: n points, S draws.
 """
 
 from collections.abc import Callable, Hashable, Sequence
