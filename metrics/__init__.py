@@ -2,7 +2,7 @@
 
 from metrics.binary_auc import BinaryAUC
 from metrics.block_rank import block_ranks, chunks, decay_block, triangle
-from metrics.correlation import Coefficient, Correlation, correlation
+from metrics.correlation import Coefficient, Correlation, correlation, mean_correlation
 from metrics.functional import Comparison, binary_auc, masks_to_grid, position_map, roc_curve, sides
 from metrics.intervals import (
     Difference,
@@ -50,6 +50,7 @@ __all__ = [
     "interval",
     "knn_scores",
     "masks_to_grid",
+    "mean_correlation",
     "mixing_distance",
     "norm_statistics",
     "numerical_rank",
