@@ -47,8 +47,9 @@ lint: setup ## ruff and mypy
 
 # ---- experiments: what `python -m experiments --help` tells, of which a variable here is an option ------------------
 # DATA=demo makes everything from embedded data; MODELS="a b" takes other models (overlays in configs/backbone),
-# CHECKPOINT=path their checkpoint; IMAGENET, IMAGENET_S, ROBUSTNESS, ADE20K and COCO are the folders of the data; ARGS adds flags to
-# every run; LAUNCH starts it (srun), and has it resume what it finds; make -n prints the command, DRY=1 the runs.
+# CHECKPOINT=path the weights of the one named; IMAGENET, IMAGENET_S, ROBUSTNESS, ADE20K and COCO are the folders of the
+# data; ARGS adds flags to every run; LAUNCH starts it (srun), and has it resume what it finds; make -n prints the command,
+# DRY=1 the runs.
 EXPERIMENTS = demo paper study evaluate ranks512 states sizes claims
 TARGETS = table1 table2 table3 table4 table5 table6 figure1 figure2 figure3 figure4 figure5 figure6 figure7 figure8 figure9 \
   figure10 figure11 figure12 figure13 ranks scoring
@@ -56,6 +57,10 @@ PARTS = figure4a figure4b figure4c figure4d figure4e figure4f
 .PHONY: $(EXPERIMENTS) $(TARGETS) $(PARTS)
 .NOTPARALLEL: # targets share runs; JOBS says how many runs at once
 RUNS ?= $(RUN)
+
+.DEFAULT: # a target that there is not
+	@known="$$(sed -n 's/^\([a-z0-9-]*\):.*## .*/\1/p' $(MAKEFILE_LIST)) $(TARGETS) $(PARTS)"; \
+	echo 'error: no target $@; there are' $$(echo $$known | sed 's/ /, /g') >&2; exit 2
 
 demo: ## the main job on embedded data, on a CPU in minutes (SEED=1 for another seed)
 paper: ## table1 … table6, figure1 … figure13, ranks, scoring, all; DATA=demo on embedded data

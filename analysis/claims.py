@@ -20,7 +20,7 @@ from analysis.statements import sections
 from analysis.tables import Section, Table, show_value, write_page
 from analysis.targets import Target
 from common.files import write_json
-from metrics import Coefficient, correlation
+from metrics import Coefficient, mean_correlation
 
 Row = dict[str, Any]
 OVER = {
@@ -34,6 +34,7 @@ UNTOLD = "cannot be told"
 ALL = "all"
 CORRELATIONS = {
     "over": "over", "model": "model", "read": "stream that is read", "score": "AUC as", "points": "points", "n": "n",
+    "seeds": "seeds",
     "pearson": "Pearson's r", "pearson_interval": "its 95 % interval", "spearman": "Spearman's ρ",
     "spearman_interval": "its 95 % interval ", "verdict": "AUC and accuracy",
 }  # fmt: skip
@@ -57,16 +58,17 @@ DISTANCES = {
     "token_share": "on class tokens and registers", "cls_row_entropy": "entropy of the class row",
     "cls_row_token_share": "its weight past the patches",
 }  # fmt: skip
-NOTE = """AUC is the mean over images of a map's AUC (m), the map being the similarity of a token and the patches,
-or, of a mixer's head, the class row of its M. Accuracy is the last top-1 of a linear probe that reads that token in
-that block and stream, or that head's output. A point is a layer, head, register or model (of each seed); within:
-both are centred first, per model and seed (over models, per seed), so that what tells models or seeds apart is
-gone. Intervals are those of 95 % by a bootstrap over points, wanted of four or more; neighbouring layers are no
-independent points, so they are narrower than they ought to be. The verdict is that of Spearman's interval."""
+NOTE = """AUC is the mean over images of a map's AUC (m), the map being the similarity of a token and the patches, or,
+of a mixer's head, the class row of its M. Accuracy is the last top-1 of a linear probe that reads that token in that
+block and stream, or that head's output. A point is a layer, head, register or model of a seed; within: both are
+centred by model first, so that what tells models apart is gone. Coefficients are made of each seed's points and
+averaged over seeds, with the 95 % interval of Student's t over seeds: points of one seed need not be independent of
+each other, and what is told holds for other trainings of these very models, not for other models. The verdict is that
+of Spearman's interval. Each line is read by itself; of many such lines one in twenty would be off by chance."""
 LAZY_NOTE = """A head is called lazy where (a) the entropy of its class row over the patches is at least
 {lazy_entropy:g} of that of a uniform row, mean over images; (b) at least {lazy_share:g} of the row's weight lies on
-the class token and others that are no patches; (c) the 95 % interval of its map's mean AUC holds 0.5. Shares are of
-the heads, over seeds."""
+the class token and others that are no patches; (c) the 95 % interval of its map's mean AUC holds 0.5, which becomes
+rarer with more images. Shares are of the heads, over seeds."""
 NORM_NOTE = """Of the last block, before the final norm, means over images (the largest: of all) and seeds. An
 outlier is longer than {outlier_factor:g} times its image's median; "Vision Transformers Need Registers" calls norms
 above 150 so, on DINOv2's scale. Outliers prefer the background only where their share on it exceeds the
@@ -161,18 +163,21 @@ def correlations(target: Target, every: Sequence[Row]) -> list[Row]:
 def _lines(
     target: Target, over: str, model: str, reading: str, score: str, mine: Sequence[Row]
 ) -> Iterator[Row]:  # fmt: skip
-    """Of the points as they are; within, where there are several groups."""
+    """Of the points as they are; within, where there are several models."""
     if not mine:
         return
-    groups = [point["seed"] if over == "models" else (point["model"], point["seed"]) for point in mine]
+    seeds, models = ([point[key] for point in mine] for key in ("seed", "model"))
     x, y = (np.array([point[key] for point in mine]) for key in (score, "top1"))
-    within = "within seed" if over == "models" else "within model and seed"
     streams = " or ".join(dict.fromkeys(point["stream"] for point in mine if point["stream"]))
-    for points, of in (("raw", None), *([(within, groups)] if len(set(groups)) > 1 else [])):
-        n, pearson, spearman = correlation(x, y, of)
+    for points, of in (
+        ("raw", None),
+        *([] if over == "models" or len(set(models)) < 2 else [("within models", models)]),
+    ):
+        n, pearson, spearman = mean_correlation(x, y, seeds, of)
         yield {
             "over": OVER[over], "model": ALL if model == ALL else target.label(model)["label"],
             "read": f"{streams} ({reading})" if streams else "none", "score": SCORES[score], "points": points, "n": n,
+            "seeds": len(set(seeds)),
             "pearson": pearson.value, "pearson_interval": _interval(pearson), "spearman": spearman.value,
             "spearman_interval": _interval(spearman), "verdict": _verdict(spearman),
         }  # fmt: skip

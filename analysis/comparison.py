@@ -119,8 +119,8 @@ def show(row: Mapping[str, Any], column: str) -> str:
 
 
 NOTE = {
-    "probe": """Top-1 on the validation images, of the best epoch as the paper reports it, and of the last. All heads of
-a model were trained in one run, each training image passing through the backbone {passes} per epoch.""",
+    "probe": """Top-1 on the validation images, of the best epoch as the authors' release reports it, and of the last.
+All heads of a model were trained in one run, each training image passing through the backbone {passes} per epoch.""",
     "robustness": """Top-1 of the probe's head with the best last top-1 on validation images. The answer is sought among
 the classes said; images without a right answer (ReaL) are not counted.""",
     "test": """Top-1 of a probe that was trained before, over the split said (data.init_args.val_shards), once for

@@ -3,6 +3,7 @@
 Shapes: L = 9 tokens in chunks of C = 3; an inner size (a head's width, or the state's) of 2, below C: bounds show.
 """
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,7 +17,7 @@ from analysis.renderers import renderer
 from analysis.tables import Table
 from analysis.targets import Target
 from backbones.mixers import BidirectionalMamba2, LinearAttention, SoftmaxAttention
-from metrics import numerical_rank, partition, rank_bound, singular_values
+from metrics import chunks, numerical_rank, rank_bound, singular_values
 
 LENGTH, CHUNK, INNER, WIDTH = 9, 3, 2, 8
 NOTE = f"""M of Y = MX of one head of a softmax attention, a linear attention and a Mamba-2 mixer with random weights,
@@ -90,20 +91,27 @@ def _paper(panel: Panel, where: str) -> tuple[str, int | None]:
     return (f"≤ rank(L) · {INNER}, rank(L) > 1", None) if panel.mixer == "Mamba-2" else (f"≤ {INNER}", INNER)
 
 
+def blocks(matrix: Tensor) -> Iterator[tuple[int, int, Tensor]]:
+    """The blocks (C, C) of M (L, L), which they divide, row by row: row, column and block."""
+    whole, _ = chunks(matrix.shape[-1], CHUNK)
+    for row, rows in enumerate(whole):
+        for column, columns in enumerate(whole):
+            yield row, column, matrix[rows, columns]
+
+
 def measure(panel: Panel) -> list[dict[str, Any]]:
     """Rows of COLUMNS: the ranks of the blocks on, below and above the diagonal; blocks of zeros are left out."""
     found: dict[str, list[int]] = {}
-    for block in partition(panel.matrix, CHUNK):
-        if block.matrix.abs().max() > 0:
-            rank = int(numerical_rank(singular_values(block.matrix)))
-            found.setdefault(_where(block.row, block.column), []).append(rank)
+    for row, column, block in blocks(panel.matrix):
+        if block.abs().max() > 0:
+            found.setdefault(_where(row, column), []).append(int(numerical_rank(singular_values(block))))
     rows = []
     for where, ranks in found.items():
         said, number = _paper(panel, where)
         bound = CHUNK if where == "diagonal" and panel.form != "as used" else rank_bound((CHUNK, CHUNK), panel.width)
         decays = [] if panel.decay is None or where == "diagonal" else [
-            int(numerical_rank(singular_values(block.matrix))) for block in partition(panel.decay, CHUNK)
-            if _where(block.row, block.column) == where
+            int(numerical_rank(singular_values(block))) for row, column, block in blocks(panel.decay)
+            if _where(row, column) == where
         ]  # fmt: skip
         same = len(set(ranks)) == 1
         rows.append(
@@ -123,12 +131,12 @@ def draw_panel(axis: Any, panel: Panel) -> None:
     for edge in range(0, LENGTH + 1, CHUNK):
         axis.plot([edge - 0.5] * 2, [-0.5, LENGTH - 0.5], color="#333", linewidth=1.2)
         axis.plot([-0.5, LENGTH - 0.5], [edge - 0.5] * 2, color="#333", linewidth=1.2)
-    for block in partition(panel.matrix, CHUNK):
-        if block.matrix.abs().max() > 0:
+    for row, column, block in blocks(panel.matrix):
+        if block.abs().max() > 0:
             middle = (CHUNK - 1) / 2
-            rank = int(numerical_rank(singular_values(block.matrix)))
+            rank = int(numerical_rank(singular_values(block)))
             axis.text(
-                block.column * CHUNK + middle, block.row * CHUNK + middle, str(rank),
+                column * CHUNK + middle, row * CHUNK + middle, str(rank),
                 ha="center", va="center", fontsize=13, color="#d55e00", weight="bold",
                 bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "boxstyle": "circle,pad=0.15"},
             )  # fmt: skip

@@ -52,17 +52,9 @@ def heads(target: Target, runs: list[Run]) -> tuple[Any, list[dict[str, Any]]]:
     return fig, rows
 
 
-def _correlation(aucs: list[float], accuracies: list[float]) -> str:
-    """Pearson's r of AUC and accuracy over registers; three are the least that it says something of."""
-    pairs = np.array([(a, b) for a, b in zip(aucs, accuracies, strict=True) if a == a and b == b])
-    if len(pairs) < 3 or not pairs.std(0).all():
-        return "r: –"
-    return f"r = {np.corrcoef(pairs.T)[0, 1]:+.2f} over {len(pairs)}"
-
-
 @figure("registers", NOTE)
 def registers(target: Target, runs: list[Run]) -> tuple[Any, list[dict[str, Any]]]:
-    """Each register of the last block: mean AUC before normalisation in both readings, and top-1 of a probe on it."""
+    """Each register of the last block: mean AUC before normalisation, and top-1 of a probe on it, in both readings."""
     fig, axes = plt.subplots(2, len(runs), figsize=(5.4 * len(runs), 5.4), squeeze=False, layout="constrained")
     rows = []
     for column, run in enumerate(runs):
@@ -71,33 +63,38 @@ def registers(target: Target, runs: list[Run]) -> tuple[Any, list[dict[str, Any]
             raise ValueError(f"{run.folder} has no maps of registers: {run.model} has none, or maps leave them out")
         last = max(row["block"] for row in next(iter(found.values())))
         probe = find_run(run.folder.with_name(f"{run.model}-{target.tasks[1]}"))
-        top1 = {} if probe is None else {row["pooling"]: 100 * row["top1_last"] for row in probe.rows}
+        top1 = {} if probe is None else {(r["stream"], r["pooling"]): 100 * r["top1_last"] for r in probe.rows}
         upper, lower = axes[:, column]
         width = 0.8 / len(found)
         for number, (reading, every) in enumerate(found.items()):
-            mine = [table_row(target, run, row, probe=top1.get(f"register{row['index']}")) for row in every
-                    if row["block"] == last]  # fmt: skip
+            mine = [table_row(target, run, row, probe=top1.get((row["stream"], f"register{row['index']}")))
+                    for row in every if row["block"] == last]  # fmt: skip
             numbers, aucs = [row["index"] for row in mine], [row["auc"] for row in mine]
-            probes = [top1.get(f"register{n}", float("nan")) for n in numbers]
+            probes = [float("nan") if row["probe"] is None else row["probe"] for row in mine]
             errors = [bars(row, "auc") or [[0.0], [0.0]] for row in mine]
+            places = [n + width * (number - (len(found) - 1) / 2) for n in numbers]
+            face = "white" if reading != "published" else None
             upper.bar(
-                [n + width * (number - (len(found) - 1) / 2) for n in numbers], [auc - 0.5 for auc in aucs], bottom=0.5,
-                width=0.92 * width, color=COLOURS[0] if reading == "published" else "white", edgecolor=COLOURS[0],
-                hatch=HATCH[reading], yerr=[[e[side][0] for e in errors] for side in (0, 1)], capsize=2,
-                error_kw={"linewidth": 0.8}, label=f"{named(mine[0])}; with top-1, {_correlation(aucs, probes)}",
+                places, [auc - 0.5 for auc in aucs], bottom=0.5, width=0.92 * width, color=face or COLOURS[0],
+                edgecolor=COLOURS[0], hatch=HATCH[reading], yerr=[[e[side][0] for e in errors] for side in (0, 1)],
+                capsize=2, error_kw={"linewidth": 0.8}, label=named(mine[0]),
             )  # fmt: skip
-            if not number:
-                lower.bar(numbers, probes, color=COLOURS[1], width=0.7)
+            lower.bar(
+                places, probes, width=0.92 * width, color=face or COLOURS[1], edgecolor=COLOURS[1],
+                hatch=HATCH[reading], label=named(mine[0]),
+            )  # fmt: skip
+            if (mean := top1.get((mine[0]["stream"], "cls"))) is not None:
+                lower.axhline(mean, color="#444", linewidth=1, linestyle="--" if face is None else ":",
+                              label=f"mean of all registers, {mine[0]['stream']}")  # fmt: skip
             rows += mine
         upper.axhline(0.5, color="#444", linewidth=0.8)
         low, high = upper.get_ylim()
         upper.set_ylim(low, high + 0.35 * (high - low))
         upper.legend(fontsize=8, frameon=False, loc="upper left")
         upper.set_title(f"{target.label(run.model)['label']}, similarity of each register, last block", fontsize=10)
-        if "cls" in top1:
-            lower.axhline(top1["cls"], color="#444", linewidth=1, linestyle="--", label="mean of all registers")
-            lower.legend(fontsize=8, frameon=False, loc="upper right")
-            lower.set_ylim(0, 1.2 * max(top1.values()))
+        if top1:
+            lower.legend(fontsize=7, frameon=False, loc="upper right", ncols=2)
+            lower.set_ylim(0, 1.35 * max(top1.values()))
         lower.set_xlabel("register")
         for axis in (upper, lower):
             axis.set_xticks(numbers)

@@ -23,6 +23,9 @@ COLUMNS = {
     "interval": "95 % interval",
     "holds": "as stated",
 }
+ONE_TRAINING = """As stated: the whole interval is on that side; not: on the other; cannot be told: it holds 0, or
+there is none. Intervals are over images, of one training of each model: what another seed would change is not in them
+(make study has seeds). Each line is read by itself."""
 
 INFERRED = "[?]"
 """Marks what the paper does not say and we infer."""
@@ -49,6 +52,7 @@ def sections(target: Target, rows: Sequence[Row], score: str) -> list[Section]:
     if statement := target.options.get("statement"):
         lines = [statement] + ([DEMO] if target.data == "demo" and target.tasks else [])
         compared = list(_comparisons(target, rows, score))
+        lines += [" ".join(ONE_TRAINING.split())] if compared else []
         found.append(Section("What the paper shows", lines, Table(COLUMNS, compared, _show) if compared else None))
     return found + remarks(target)
 
@@ -65,6 +69,7 @@ def _comparisons(target: Target, rows: Sequence[Row], score: str) -> Iterator[di
                 if first is None or second is None:
                     continue
                 difference = first[score] - second[score]
+                found = paired(first, second) if score == SCORE else None
                 yield {
                     "paper": f"{_name(target, one)} > {_name(target, other)}{mark}",
                     "map": MAPS.get(score) or ("CLS row of M" if kind == "mixing" else "similarity"),
@@ -72,9 +77,15 @@ def _comparisons(target: Target, rows: Sequence[Row], score: str) -> Iterator[di
                     "first": first[score],
                     "second": second[score],
                     "difference": difference,
-                    "interval": _interval(first, second) if score == SCORE else None,
-                    "holds": bool(difference > 0),
+                    "interval": None if found is None else f"{found.low:+.3f} to {found.high:+.3f}",
+                    "holds": _holds(found),
                 }
+
+
+def _holds(found: Difference | None) -> str:
+    if found is None or found.low <= 0 <= found.high:
+        return "cannot be told"
+    return "yes" if found.low > 0 else "no"
 
 
 def _streams(first: Row, second: Row) -> str:
@@ -114,11 +125,6 @@ def paired(first: Row, second: Row) -> Difference | None:
     return paired_difference(scores[0][both], scores[1][both])
 
 
-def _interval(first: Row, second: Row) -> str | None:
-    found = paired(first, second)
-    return None if found is None else f"{found.low:+.3f} to {found.high:+.3f}"
-
-
 def _per_image(row: Row) -> np.ndarray | None:
     """(n) AUC of each image, negated about 0.5 where the mean is below; None where the run did not keep them."""
     run = row.get("run")
@@ -136,4 +142,4 @@ def _show(row: Row, column: str) -> str:
     value = row.get(column)
     if column == "difference" and value is not None:
         return f"{value:+.3f}"
-    return "no" if value is False else show_value(row, column)
+    return show_value(row, column)

@@ -18,17 +18,21 @@ from analysis.study_values import METRICS, Study, read
 from analysis.tables import Section, Table, write_page
 from analysis.targets import Target
 from common.files import to_csv, write_json, write_text
-from metrics import correlation
+from metrics import correlation, mean_correlation
 from metrics.effects import Effect, effect, mean_interval
 
-NOTE = """Each model was pretrained with DINO on the same embedded scenes by the same recipe, which was chosen for Vim,
-and evaluated frozen; so were the same models as they were initialised. A value is a seed's; means stand with the
+NOTE = """Each model was pretrained with DINO on the same embedded scenes by the same recipe, which was chosen for
+Vim, and evaluated frozen; so were the same models as they were initialised. A value is a seed's; means stand with the
 standard deviation over seeds, differences with 95 % intervals by Student's t (of the pairs where both sides are one
-model, else Welch's) and Hedges' g. Similarities, probes and k-NN are given for both streams of the blocks, the residual
-one and the mixer's branch; the published maps and probes of attention models read the residual stream, those of Vim
-and Mamba-Reg the branch, and k-NN the residual stream in every family. Binary-AUC is max(m, 1−m) of the mean AUC m over
-images, of the last block's map. The effective rank is the exponential of the entropy of the singular values, the mean
-over blocks, heads and images; Mamba's M is the mean of its two directions."""
+model, else Welch's) and Hedges' g. Similarities, probes and k-NN are given for both streams of the blocks, the
+residual one and the mixer's branch; the published maps and probes of attention models read the residual stream, those
+of Vim and Mamba-Reg the branch, and k-NN the residual stream in every family. Binary-AUC is max(m, 1−m) of the mean
+AUC m over images, of the last block's map. The effective rank is the exponential of the entropy of the singular
+values, the mean over blocks, heads and images; Mamba's M is the mean of its two directions. Intervals are over
+trainings: that the scenes are one fixed set is not in them."""
+RANKS = """Over models: Spearman's ρ of each seed's models, its mean and Student's t interval over seeds; it holds for
+these models alone. Within models: over all seeds, both centred by model, by a bootstrap over points. Each line is
+read by itself; of many such lines one in twenty would be off by chance."""
 VERDICTS = """Holds: the whole interval is on the side that is claimed; against: on the other; cannot be told: it holds
 0. Each line is read by itself, and of many such lines one in twenty would be off by chance."""
 CONTROLS = ("shuffled", "position")
@@ -140,12 +144,15 @@ def parted_rows(study: Study, target: Target) -> Iterator[dict[str, Any]]:
 
 
 def rank_rows(study: Study, target: Target) -> Iterator[dict[str, Any]]:
-    """Whether a higher rank goes with better maps and tasks, over the pretrained models and seeds: Spearman's ρ.
+    """Whether a higher rank goes with better maps and tasks, over the pretrained models: Spearman's ρ.
 
-    Within: both centred by model, so that what tells models apart is gone.
+    Over models: of each seed's models, the mean over seeds. Within: over all seeds, both centred by model, so that what
+    tells models apart is gone.
     """
     points = [(model, seed) for model in study.models for seed in study.seeds]
-    groups = {"all models and seeds": None, "within models": [model for model, _ in points]}
+    models, seeds = ([point[i] for point in points] for i in (0, 1))
+    ways = {"models, seed by seed": lambda x, y: mean_correlation(x, y, seeds),
+            "seeds, within models": lambda x, y: correlation(x, y, models)}  # fmt: skip
     for rank in ("effective_rank", "block_effective_rank"):
         x = [value for model in study.models for value in study.of(rank, model)]
         for metric in ("auc", "probe", "knn"):
@@ -153,8 +160,8 @@ def rank_rows(study: Study, target: Target) -> Iterator[dict[str, Any]]:
                 y = [value for model in study.models for value in study.of(metric, model, **READINGS[reading])]
                 if not len(x) == len(y) == len(points):
                     continue
-                for over, of in groups.items():
-                    n, _, (value, low, high) = correlation(np.array(x), np.array(y), of)
+                for over, way in ways.items():
+                    n, _, (value, low, high) = way(np.array(x), np.array(y))
                     cells: dict[str, Any] = {
                         "rank": METRICS[rank].label,
                         "metric": METRICS[metric].label,
@@ -242,7 +249,8 @@ def draw(target: Target, runs: Path) -> list[Path]:
     paths = chart(study, target, base)
     below = picture(paths[0], "means with 95 % intervals, and seeds as points; grey: untrained")
     (_, first), *rest = tables(study, target).items()
-    lines = {"What the paper says": [" ".join(VERDICTS.split())]}
+    lines = {"What the paper says": [" ".join(VERDICTS.split())],
+             "Does a higher rank go with better maps and tasks?": [" ".join(RANKS.split())]}  # fmt: skip
     sections = [Section(title, lines.get(title, []), table) for title, table in rest]
     text = f"{' '.join(NOTE.split())} {describe(study, target)}"
     paths += write_page(base, target.title, text, first, below=below, sections=sections, suffixes=(".md", ".html"))

@@ -19,6 +19,7 @@ from analysis.rank_tables import spread
 from analysis.readings import knn_top1
 from analysis.renderers import renderer
 from analysis.runs import Run, complete_run, read_json
+from analysis.statements import sections
 from analysis.tables import Table, show_value, write_page
 from analysis.targets import Target
 
@@ -174,7 +175,7 @@ def draw(target: Target, runs: Path) -> list[Path]:
     text += f" {_origin(target, runs)}"
     table = Table({"series": "model", "x": over["label"]} | COLUMNS, rows, show).filled()
     below = picture(paths[0], f"each measure over {over['label']}")
-    return [*write_page(base, target.title, text, table, below=below), *paths]
+    return [*write_page(base, target.title, text, table, below=below, sections=sections(target, [], SCORE)), *paths]
 
 
 def _origin(target: Target, runs: Path) -> str:

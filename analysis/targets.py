@@ -35,11 +35,15 @@ class Target:
         """``label``, ``mixer`` and ``training`` of a model; a model of the user's own is called by its name."""
         return self.labels.get(model, {"label": model, "mixer": "own", "training": "own"})
 
+    @property
+    def seeds(self) -> list[int] | None:
+        """The seeds that it is made with, on its data; None where it has none of its own."""
+        seeds = self.options.get("seeds")
+        return seeds.get(self.data) if isinstance(seeds, dict) else seeds
+
     def folders(self, runs: Path) -> dict[int | None, Path]:
         """Where its runs lie under the folder ``runs``: by seed, where it is made with several; else with None."""
-        seeds = self.options.get("seeds")
-        seeds = seeds.get(self.data) if isinstance(seeds, dict) else seeds
-        return {None: runs} if seeds is None else {seed: runs / f"seed{seed}" for seed in seeds}
+        return {None: runs} if self.seeds is None else {seed: runs / f"seed{seed}" for seed in self.seeds}
 
     def found(self, runs: Path) -> list[Run]:
         """Its models' runs in the folder ``runs``, as far as they are there."""

@@ -31,6 +31,13 @@ DEMO_DENSE = RunSpec(
 DEMO_SETS = {"robustness": DEMO_ROBUSTNESS, "label_maps": DEMO_DENSE, "objects": DEMO_DENSE}
 """What draws what a task reads, where that is not the embedded data set itself."""
 
+OWN = {
+    "--seed_everything": "say SEED (--seed)",
+    "--trainer.logger.init_args.save_dir": "say RUNS (--runs)",
+    "--trainer.logger.init_args.name": "it is MODEL-TASK",
+}
+"""Flags that every run is given, and what to say in their place."""
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -39,10 +46,10 @@ class Settings:
     Args:
         data: imagenet or demo; None takes the target's own.
         models: overlays in configs/backbone in place of the target's models.
-        checkpoint: weights of these models; for ``evaluate``, the checkpoint of a probe.
+        checkpoint: weights of the one model in ``models``; for ``evaluate``, the checkpoint of a probe.
         runs: folder of the runs; None takes the target's own.
         roots: YAML in configs/data -> folder of the data.
-        seed: of every run.
+        seed: of every run; None is 0.
         args: flags added to every run.
         threads: of every run; None is one for embedded data, and 0, the environment's, else.
     """
@@ -52,7 +59,7 @@ class Settings:
     checkpoint: str | None = None
     runs: Path | None = None
     roots: Mapping[str, str] = field(default_factory=dict)
-    seed: int = 0
+    seed: int | None = None
     args: tuple[str, ...] = ()
     threads: int | None = None
 
@@ -61,26 +68,58 @@ def targets(names: Sequence[str], settings: Settings) -> list[Target]:
     """The targets behind names, on the data and of the models asked for.
 
     Raises:
-        ValueError: a model has no overlay, or a probe is given without data to test it on.
+        ValueError: a model has no overlay; or something is given that a target, or any run, does not take.
     """
     for model in settings.models:
         if not configs.find(f"backbone/{spec.model(model).backbone}.yaml").is_file():
             known = ", ".join(configs.names("backbone"))
             raise ValueError(f"models={model}: there is no backbone/{model}.yaml; there are {known}")
-        if settings.checkpoint and spec.model(model).method is None:
-            raise ValueError(
-                f"models={model} is measured as it was initialised, without checkpoint={settings.checkpoint}: "
-                f"models={spec.model(model).backbone} takes it"
-            )
+    for word in settings.args:
+        if (flag := word.partition("=")[0]) in OWN:
+            raise ValueError(f"args={word}: every run has a {flag} of its own: {OWN[flag]}")
+    if twice := [model for model in settings.models if settings.models.count(model) > 1]:
+        raise ValueError(f"models={' '.join(settings.models)}: {twice[0]} is there twice")
     data = settings.data or ("imagenet" if settings.roots else None)
+    if data == "demo" and settings.roots:
+        given = ", ".join(f"{name}={root}" for name, root in settings.roots.items())
+        raise ValueError(f"data=demo is embedded and takes no folder: {given}; leave it out, or data=imagenet")
     found = spec.targets(names, data, settings.models)
     for target in found:
-        if data is None and settings.checkpoint and any(spec.task(task).tests_probe for task in target.tasks):
-            known = ", ".join(spec.datasets())
-            raise ValueError(
-                f"{target.name}: checkpoint={settings.checkpoint}: say what it is tested on, data: {known}"
-            )
+        _check_taken(target, settings, asked_data=data)
     return found
+
+
+def _check_taken(target: Target, settings: Settings, asked_data: str | None) -> None:
+    """ValueError for models, a checkpoint or a seed that the target does not take."""
+    name, checkpoint = target.name, settings.checkpoint
+    if (seeds := target.seeds) is not None and settings.seed is not None:
+        raise ValueError(f"{name}: seed={settings.seed}: it has seeds of its own, {', '.join(map(str, seeds))}")
+    if settings.models and target.kind == "sweep":
+        varied, own = target.options["over"]["key"], " ".join(spec.target(name, target.data).models)
+        given = " ".join(settings.models)
+        raise ValueError(f"{name}: models={given}: it varies {varied} of models of its own, {own}, and takes no others")
+    if checkpoint is None:
+        return
+    given = f"{name}: checkpoint={checkpoint}"
+    if any(spec.task(task).tests_probe for task in target.tasks):
+        if asked_data is None:
+            raise ValueError(f"{given}: say what it is tested on, data: {', '.join(spec.datasets())}")
+    elif target.kind in ("demo", "sweep") or target.seeds is not None:
+        raise ValueError(f"{given}: it pretrains its models, and takes no CHECKPOINT (--checkpoint)")
+    elif not settings.models:
+        raise ValueError(
+            f"{given}: say whose weights they are: CHECKPOINT (--checkpoint) goes with one overlay of configs/backbone "
+            "as MODELS (--models)"
+        )
+    if len(target.models) > 1 and settings.models:
+        many = " ".join(settings.models)
+        raise ValueError(f"{given}: models={many}: a checkpoint is of one model: MODELS (--models) names that one")
+    for model in settings.models:
+        if spec.model(model).method is None:
+            raise ValueError(
+                f"models={model} is measured as it was initialised, without checkpoint={checkpoint}: "
+                f"models={spec.model(model).backbone} takes it"
+            )
 
 
 def runs_folder(target: Target, settings: Settings) -> Path:
@@ -107,9 +146,9 @@ def _runs(target: Target, settings: Settings) -> list[RunSpec]:
     """One target's own runs: its tasks of its models, for each seed."""
     folder = runs_folder(target, settings)
     if target.kind == "demo":
-        return _Planner(target, settings, folder, settings.seed).before_and_after()
+        return _Planner(target, settings, folder, settings.seed or 0).before_and_after()
     planners = [
-        _Planner(target, settings, where, settings.seed if seed is None else seed)
+        _Planner(target, settings, where, (settings.seed or 0) if seed is None else seed)
         for seed, where in target.folders(folder).items()
     ]
     return [p.run(model, task) for p in planners for task in target.tasks for model in target.models]
@@ -181,6 +220,11 @@ class _Planner:
             for task in map(spec.task, self.target.tasks)
         ]
 
+    def _sources(self, flags: Sequence[str]) -> tuple[Path, ...]:
+        """The checkpoint that was given, where the run takes it and it is a file."""
+        given = self.settings.checkpoint
+        return (Path(given).expanduser(),) if given in flags and given and Path(given).expanduser().is_file() else ()
+
     def _data(self, task: spec.Task) -> str:
         """The YAML in configs/data that holds what a task reads."""
         return spec.content()["data"][self.target.data][task.data]
@@ -214,7 +258,7 @@ class _Planner:
         return RunSpec(
             name, task.verb, (*self._files(model, task), *published),
             (*every, *_changes(model, task), *flags, *self.settings.args), self.folder / name,
-            needs=(*data, *needs), threads=threads, log=log, lacks=lacks,
+            needs=(*data, *needs), threads=threads, log=log, lacks=lacks, sources=self._sources(flags),
         )  # fmt: skip
 
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from experiments import records
 from experiments.runs import RunSpec
 
 TAIL = 10
@@ -76,12 +77,14 @@ def _ended(running: dict[RunSpec, "subprocess.Popen[bytes]"]) -> list[RunSpec]:
 def _start(one: RunSpec, launch: Sequence[str]) -> "subprocess.Popen[bytes]":
     """Starts a run; its output goes to its log, or is shown."""
     environment = os.environ | ({"OMP_NUM_THREADS": str(one.threads)} if one.threads else {})
+    if one.log is not None and not one.resumes(launch):
+        _set_aside(one.folder)
+    if one.program == "cli":  # what draws data makes its folder itself, and is made again by the age of its sources
+        records.keep(one)
     if one.log is None:
         print(one.shown(launch), flush=True)
         return subprocess.Popen(one.command(launch), env=environment)
     print(one.folder / one.log, flush=True)
-    if not ("--ckpt_path" in one.arguments(bool(launch)) and one.verb == "fit"):
-        _set_aside(one.folder)
     one.folder.mkdir(parents=True, exist_ok=True)
     with open(one.folder / one.log, "wb") as log:
         return subprocess.Popen(one.command(launch), env=environment, stdout=log, stderr=subprocess.STDOUT)

@@ -59,6 +59,10 @@ class RunSpec:
         resume = ["--ckpt_path", "auto"] if launched and self.verb == "fit" else []
         return [self.verb, *files, *self.flags, *resume]
 
+    def resumes(self, launch: Sequence[str] = ()) -> bool:
+        """Whether it goes on from what it finds in its folder, where it was started before."""
+        return self.verb == "fit" and "--ckpt_path" in self.arguments(bool(self._launched_by(launch)))
+
     def command(self, launch: Sequence[str] = ()) -> list[str]:
         """The command line, by this interpreter; ``launch`` starts each run of dinomamba, such as ``srun …``."""
         launch = self._launched_by(launch)

@@ -6,9 +6,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from analysis.targets import Target
+from experiments import paper
 
 PATH = Path(__file__).with_name("paper.yaml")
 TARGET_KEYS = ("title", "kind", "tasks", "models")
@@ -16,8 +15,8 @@ TARGET_KEYS = ("title", "kind", "tasks", "models")
 
 @cache
 def content() -> dict[str, Any]:
-    """The file as it is."""
-    return yaml.safe_load(PATH.read_text(encoding="utf-8"))
+    """The file. ValueError for the first thing in it that is wrong."""
+    return paper.load(PATH)
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,9 @@
 
 from metrics.average_precision import DetectionAP, bitmaps, run_lengths
 from metrics.binary_auc import BinaryAUC
-from metrics.block_rank import block_ranks, decay_block, triangle
-from metrics.correlation import Coefficient, Correlation, correlation
-from metrics.functional import Comparison, binary_auc, masks_to_grid, pooled_binary_auc, position_map, roc_curve, sides
+from metrics.block_rank import block_ranks, chunks, decay_block, triangle
+from metrics.correlation import Coefficient, Correlation, correlation, mean_correlation
+from metrics.functional import Comparison, binary_auc, masks_to_grid, position_map, roc_curve, sides
 from metrics.intervals import (
     Difference,
     bootstrap_counts,
@@ -15,7 +15,7 @@ from metrics.intervals import (
     paired_difference,
 )
 from metrics.knn import KNNAccuracy, knn_scores, nearest_votes, topk_accuracy
-from metrics.mixing_rank import effective_rank, numerical_rank, partition, rank_bound, singular_values
+from metrics.mixing_rank import effective_rank, numerical_rank, rank_bound, singular_values
 from metrics.pooled import POOLED_DRAWS, PooledAUC
 from metrics.rank_claims import Claim, rank_claims
 from metrics.segmentation import SegmentationScores, segmentation_areas, segmentation_scores
@@ -45,6 +45,7 @@ __all__ = [
     "block_ranks",
     "bootstrap_counts",
     "bootstrap_means",
+    "chunks",
     "correlation",
     "decay_block",
     "difference_of",
@@ -54,14 +55,13 @@ __all__ = [
     "interval",
     "knn_scores",
     "masks_to_grid",
+    "mean_correlation",
     "mixing_distance",
     "nearest_votes",
     "norm_statistics",
     "numerical_rank",
     "paired_difference",
-    "partition",
     "patch_distances",
-    "pooled_binary_auc",
     "position_map",
     "rank_bound",
     "rank_claims",

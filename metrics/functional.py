@@ -93,17 +93,6 @@ def binary_auc(scores: Tensor, masks: Tensor, ignore_index: int = 1000, compare:
     return exact(wins) / exact(2 * pairs)
 
 
-def pooled_binary_auc(scores: Tensor, masks: Tensor, ignore_index: int = 1000) -> Tensor:
-    """(K): the same over the cells of all images at once, one threshold for all; arguments as :func:`binary_auc`.
-
-    Maps whose level differs from image to image score lower than their mean over images. With intervals:
-    :class:`~metrics.PooledAUC`.
-    """
-    b, k, h, w = scores.shape
-    ids = masks_to_grid(masks, (h, w))
-    return binary_auc(scores.transpose(0, 1).reshape(1, k, b * h, w), ids.reshape(1, b * h, w), ignore_index)[0]
-
-
 def position_map(size: tuple[int, int]) -> Tensor:
     """(h, w): minus the distance to the centre, in cells; what a map scores that knows nothing of the image."""
     h, w = size

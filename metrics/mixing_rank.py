@@ -1,10 +1,7 @@
-"""Numerical and effective ranks, and a matrix cut into chunks.
+"""Numerical and effective ranks.
 
-Shapes: ... any leading axes, L tokens, C tokens in a chunk, K = min(R, S) singular values of R x S.
+Shapes: ... any leading axes, K = min(R, S) singular values of R x S.
 """
-
-from collections.abc import Iterator
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -51,28 +48,6 @@ def effective_rank(values: Tensor) -> Tensor:
     share = values / torch.where(total > 0, total, 1)
     rank = torch.special.entr(share).sum(-1).exp()
     return torch.where(total.squeeze(-1) > 0, rank, 0)
-
-
-class Block(NamedTuple):
-    """One block of a matrix cut into chunks of C rows and C columns; the last ones may be smaller."""
-
-    row: int
-    column: int
-    matrix: Tensor
-
-
-def partition(matrix: Tensor, chunk: int) -> Iterator[Block]:
-    """The ⌈L/C⌉ x ⌈L/C⌉ blocks of (..., L, L), row by row.
-
-    Raises:
-        ValueError: unless 1 <= chunk <= L.
-    """
-    length = matrix.shape[-1]
-    if not 1 <= chunk <= length:
-        raise ValueError(f"chunk={chunk}: the matrix has {length} tokens, allowed are 1..{length}")
-    for i, rows in enumerate(matrix.split(chunk, -2)):
-        for j, block in enumerate(rows.split(chunk, -1)):
-            yield Block(i, j, block)
 
 
 def rank_bound(shape: tuple[int, int], width: int | None) -> int:

@@ -20,6 +20,7 @@ class Claim(NamedTuple):
     """The smallest numerical rank measured; of the lower bound, rank(M) less the sum."""
     most: int
     holds: bool
+    """Of what is counted exactly, such as zeros of a diagonal, whatever the numerical rank is."""
     tight: bool
     """Whether the bound was reached."""
 
@@ -36,18 +37,15 @@ def rank_claims(row: Mapping[str, Any]) -> list[Claim]:
     if row["lower_bound_slack_min"] is not None:
         least, most = row["lower_bound_slack_min"], row["lower_bound_slack_max"]
         if full:
-            says, length = (
-                f"{row['tokens']} = sum of the diagonal blocks' ranks: no zero on the diagonal",
-                row["tokens"],
-            )
-            found.append(Claim("M", ALGEBRA, says, length, length, holds=True, tight=True))
+            says = f"{row['tokens']} = sum of the diagonal blocks' ranks, as no entry of the diagonal is zero"
+            found.append(Claim("M", ALGEBRA, says, row["rank_min"], row["rank_max"], holds=True, tight=True))
         says = "less the sum of the diagonal blocks' ranks >= 0"
         found.append(Claim("M", NUMERICAL, says, least, most, holds=least >= 0, tight=least == 0))
     found.append(_at_most("diagonal block", row, "diagonal_rank", row["diagonal_rank_bound"]))
     if row["lower_bound_slack_min"] is not None:
         claim = _exactly("diagonal block", row, "diagonal_rank")
         if full:
-            claim = claim._replace(says=f"{claim.says}: no zero on the diagonal", holds=True)
+            claim = claim._replace(says=f"{claim.says}, as no entry of the diagonal is zero", holds=True)
         found.append(claim)
     if row["block_rank_max"] is not None:
         found.append(_at_most("block off the diagonal", row, "block_rank", row["block_rank_bound"], _lemma(row)))
@@ -59,7 +57,7 @@ def rank_claims(row: Mapping[str, Any]) -> list[Claim]:
         found.append(Claim("decay mask's block", PAPER, "rank(L) >> 1", least, most, holds=least > 1, tight=False))
     if row["ragged_rank_max"] is not None:
         most, bound = row["ragged_rank_max"], row["ragged_rank_bound"]
-        of = f"block off the diagonal with the last {row['ragged_tokens']}"
+        of = f"largest block off the diagonal with the last {row['ragged_tokens']}"
         found.append(Claim(of, ALGEBRA, f"<= {bound}", most, most, holds=most <= bound, tight=most == bound))
     return found
 

@@ -26,12 +26,12 @@ def write_run(
     return folder
 
 
-def head(n=1, pooling="cls", best=0.7, last=0.6, lr=0.001, wd=0.0):
+def head(n=1, pooling="cls", best=0.7, last=0.6, lr=0.001, wd=0.0, stream="branch"):
     """A row of LinearProbe."""
     return {
         "head": f"n{n}", "n_last_blocks": n, "pooling": pooling, "lr": lr, "weight_decay": wd, "batch_norm": False,
         "top1_best": best, "top5_best": 0.9, "best_epoch": 3, "top1_last": last, "top5_last": 0.9, "images": 50_000,
-        "parameters": 1_000 * n,
+        "parameters": 1_000 * n, "stream": stream,
     }  # fmt: skip
 
 

@@ -98,17 +98,22 @@ def test_page(tmp_path):
     (raw,) = (r for r in rows if r["over"] == claims.OVER["layers"] and "published" in r["read"] and r["score"] == "m"
               and r["points"] == "raw")  # fmt: skip
     mine = [p for p in every if p["over"] == "layers" and p["reading"] == "published"]
-    wanted = stats.spearmanr([p["auc"] for p in mine], [p["top1"] for p in mine]).statistic
-    assert int(raw["n"]) == 30 and float(raw["spearman"]) == pytest.approx(wanted)
+    of_seed = [[p for p in mine if p["seed"] == seed] for seed in (0, 1, 2)]
+    wanted = [stats.spearmanr([p["auc"] for p in some], [p["top1"] for p in some]).statistic for some in of_seed]
+    assert (int(raw["n"]), int(raw["seeds"])) == (30, 3) and float(raw["spearman"]) == pytest.approx(np.mean(wanted))
+    low, high = stats.ttest_1samp(wanted, 0).confidence_interval(0.95)
+    assert raw["spearman_interval"] == f"{max(low, -1):+.2f} to {min(high, 1):+.2f}"
     (within,) = (r for r in rows if r["over"] == claims.OVER["layers"] and "published" in r["read"]
-                 and r["score"] == "m" and r["points"] == "within model and seed")  # fmt: skip
-    centred = []
-    for key in ("auc", "top1"):
-        groups = {g: np.mean([p[key] for p in mine if (p["model"], p["seed"]) == g]) for g in
-                  {(p["model"], p["seed"]) for p in mine}}  # fmt: skip
-        centred.append([p[key] - groups[p["model"], p["seed"]] for p in mine])
-    assert float(within["pearson"]) == pytest.approx(stats.pearsonr(*centred).statistic)
-    assert {r["points"] for r in rows if r["over"] == claims.OVER["models"]} == {"raw", "within seed"}
+                 and r["score"] == "m" and r["points"] == "within models")  # fmt: skip
+    inside = []
+    for some in of_seed:
+        centred = [
+            [p[key] - np.mean([q[key] for q in some if q["model"] == p["model"]]) for p in some]
+            for key in ("auc", "top1")
+        ]
+        inside.append(stats.pearsonr(*centred).statistic)
+    assert float(within["pearson"]) == pytest.approx(np.mean(inside))
+    assert {r["points"] for r in rows if r["over"] == claims.OVER["models"]} == {"raw"}
     text = (tmp_path / "claims.md").read_text()
     assert "Seeds: 0, 1, 2." in text and "Not run" not in text
     # of 20 heads a seed (0, 1) and (4, 0) are uniform, and (4, 0) looks elsewhere; AUCs are far from 0.5 but in block 0

@@ -37,7 +37,12 @@ def runs(tmp_path_factory):
         auc_run(out, name, seed, registers=3 if name == "mambar_demo" else 0)
     auc_run(out, "vim_demo", 9, task="tokens")
     poolings = ("cls", "register0", "register1", "register2")
-    write_run(out, "mambar_demo", "registers", [head(1, p, last=0.5 + 0.1 * i) for i, p in enumerate(poolings)])
+    probes = [
+        head(1, p, last=first + 0.1 * i, stream=stream)
+        for stream, first in (("branch", 0.5), ("residual", 0.3))
+        for i, p in enumerate(poolings)
+    ]
+    write_run(out, "mambar_demo", "registers", probes)
     return out
 
 
@@ -82,7 +87,7 @@ def test_what_each_part_of_figure_4_shows(runs):
     registers = numbers(runs, "figure4d")
     names = [f"block1/register{r}/similarity" for r in range(3)]
     assert [r["map"] for r in registers] == [*names, *(f"{name}/residual" for name in names)]
-    assert [float(r["probe"]) for r in registers] == pytest.approx([60, 70, 80] * 2)
+    assert [float(r["probe"]) for r in registers] == pytest.approx([60, 70, 80, 40, 50, 60])
     layers = numbers(runs, "figure4e")
     assert [r["map"] for r in layers if r["model"] == "Vim"] == [
         f"block{b}/{k}" for k in ("similarity", "similarity/residual", "mixing") for b in (0, 1)
@@ -109,7 +114,7 @@ def test_an_order_is_measured(runs):
     (statement,) = (s for s in (runs / "figure4f.md").read_text().split("\n## ") if s.startswith("What the paper"))
     lines = [line for line in statement.splitlines() if line.startswith("| ") and ">" in line]
     assert len(lines) == 2 * 3  # two pairs; two readings of the similarity, and the CLS row of M
-    assert all(" to " in line and line.endswith(("| yes |", "| no |")) for line in lines)
+    assert all(" to " in line and line.endswith(("| yes |", "| no |", "| cannot be told |")) for line in lines)
     assert sum("branch (published)" in line for line in lines) == sum("residual (other)" in line for line in lines) == 2
 
 

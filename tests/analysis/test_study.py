@@ -96,8 +96,8 @@ def test_ranks_go_with_scores(runs):
     """The runs' ranks are proportional to their scores."""
     rows = list(study.rank_rows(read(TARGET, runs), TARGET))
     residual = {row["over"]: row for row in rows if row["metric"].startswith("Bin") and row["reading"] == "published"}
-    assert residual["all models and seeds"]["n"] == 20 and residual["all models and seeds"]["rho"] == "+1.00"
-    assert residual["within models"]["rho"] == "+1.00" and len(rows) == 2 * 3 * 3 * 2
+    assert residual["models, seed by seed"]["n"] == 20 and residual["models, seed by seed"]["rho"] == "+1.00"
+    assert residual["seeds, within models"]["rho"] == "+1.00" and len(rows) == 2 * 3 * 3 * 2
 
 
 @pytest.mark.parametrize(

@@ -60,6 +60,14 @@ def test_size_and_order(target, data):
         assert set(run.needs) <= set(runs[:at])
 
 
+def test_a_folder_is_of_one_run():
+    """Targets that share a folder share its run: what one of them left is what another one asks for."""
+    found = {}
+    for name, data in EVERY:
+        for run in made(name, data=data):
+            assert found.setdefault(run.folder, run) == run
+
+
 def test_every_target_is_whole():
     assert {name for name, _ in EVERY} == set(PAPER) | {
         "demo",
@@ -153,8 +161,8 @@ def test_what_the_user_gives():
     for run in (probe, sets, maps):
         assert flag(run, "--model.init_args.backbone_weights") == ["w.pth"] and run.flags[-2:] == settings.args
         assert run.threads == 2 and run.folder.parent == Path("runs/paper-imagenet")
-    data, ranks = made("ranks", data="demo", models=("vit_demo",), checkpoint="w.pth", roots={"imagenet": "/i"})
-    assert data == DEMO_DATA and ranks.needs == (DEMO_DATA,) and not flag(ranks, "--data.init_args.root")
+    data, ranks = made("ranks", data="demo", models=("vit_demo",), checkpoint="w.pth")
+    assert data == DEMO_DATA and ranks.needs == (DEMO_DATA,)
 
 
 def test_arrays_that_are_documented_are_whole():
@@ -270,11 +278,60 @@ def test_evaluate():
         ),
         (["table1"], {"data": "mnist"}, "table1: data='mnist'; allowed: imagenet, demo"),
         (["study"], {"data": "imagenet"}, "study: data='imagenet'; allowed: demo"),
+        (
+            ["states"],
+            {"models": ("vim_small",)},
+            "states: models=vim_small: it varies d_state .* vim_demo_n16 vim_demo_n32",
+        ),
+        (
+            ["sizes"],
+            {"models": ("vim_demo",)},
+            "sizes: models=vim_demo: it varies side of .* vit_demo_48px .* no others",
+        ),
+        (["study"], {"seed": 3}, "study: seed=3: it has seeds of its own, 0, 1, 2, 3, 4"),
+        (["claims"], {"seed": 0, "data": "demo"}, "claims: seed=0: it has seeds of its own, 0, 1, 2, 3, 4"),
+        (["ranks"], {"data": "demo", "roots": {"imagenet_s": "/s"}}, "data=demo .* takes no folder: imagenet_s=/s; "),
+        (["study"], {"args": ("--seed_everything=3",)}, "args=--seed_everything=3: every run has .* say SEED"),
+        (["ranks"], {"args": ("--trainer.logger.init_args.name", "x")}, "init_args.name of its own: it is MODEL-TASK"),
+        (["ranks"], {"models": ("vim_base", "vim_base")}, "models=vim_base vim_base: vim_base is there twice"),
     ],
 )
 def test_wrong_input(targets, settings, words):
     with pytest.raises(ValueError, match=words):
         plan.plan(targets, Settings(**settings))
+
+
+CHECKPOINT = {"checkpoint": "w.pth"}
+ONE = r"a checkpoint is of one model: MODELS \(--models\) names that one"
+
+
+@pytest.mark.parametrize(
+    ("targets", "settings", "words"),
+    [
+        *(
+            (name, {"data": "demo"}, r"goes with one overlay .* as MODELS \(--models\)")
+            for name in ("figure1", "paper")
+        ),
+        ("ranks512", {}, r"ranks512: checkpoint=w.pth: .* CHECKPOINT \(--checkpoint\) goes with one overlay"),
+        *(
+            (name, {}, f"{name}: checkpoint=w.pth: it pretrains its models")
+            for name in ("demo", "study", "states", "sizes")
+        ),
+        ("demo", {"models": ("vim_demo",)}, r"it pretrains its models, and takes no CHECKPOINT \(--checkpoint\)"),
+        ("study", {"models": ("vim_demo",)}, "study: checkpoint=w.pth: it pretrains its models"),
+        ("claims", {"models": ("vim_demo",), "data": "demo"}, "claims: checkpoint=w.pth: it pretrains its models"),
+        ("table1", {"models": ("vim_demo", "vit_demo")}, f"table1: checkpoint=w.pth: models=vim_demo vit_demo: {ONE}"),
+        ("evaluate", {"models": ("vim_demo", "vit_demo"), "data": "demo"}, f"evaluate: .*: {ONE}"),
+    ],
+)
+def test_a_checkpoint_goes_with_its_model(targets, settings, words):
+    with pytest.raises(ValueError, match=words):
+        plan.plan([targets], Settings(**settings, **CHECKPOINT))
+
+
+def test_a_seed_where_a_target_has_none_of_its_own():
+    """The claims have seeds on embedded data only."""
+    assert {flag(run, "--seed_everything")[0] for run in made("claims", data="imagenet", seed=3)} == {"3"}
 
 
 def test_an_overlay_in_the_working_folder(tmp_path, monkeypatch):
@@ -294,6 +351,21 @@ def test_make_shows_without_running(tmp_path):
     words = shlex.split(done.stdout.replace("\\\n", " "))
     assert words[1:4] == ["-m", "experiments", "figure1"] and "--data=demo" in words and f"--runs={tmp_path}" in words
     assert "--args=--x 'a b'" in words
+
+
+def test_make_names_its_targets():
+    """Instead of "No rule to make target"; files that there is no rule for are left alone."""
+    command = ["make", "-o", ".venv/.ready", "tabel1"]
+    done = subprocess.run(command, cwd=configs.ROOT.parent, capture_output=True, text=True, timeout=60)
+    first = done.stderr.splitlines()[0]
+    assert (
+        done.returncode == 2 and not done.stdout and first.startswith("error: no target tabel1; there are help, setup,")
+    )
+    wanted = {"help", "test", "lint", *spec.content()["targets"], "paper", "figure4"}
+    assert wanted <= set(first.partition("there are ")[2].split(", "))
+    command = ["make", "-n", "-o", ".venv/.ready", "Makefile", "pyproject.toml", "table1"]
+    done = subprocess.run(command, cwd=configs.ROOT.parent, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and "no target" not in done.stdout + done.stderr and "experiments table1" in done.stdout
 
 
 @pytest.mark.parametrize("dry", [False, True])

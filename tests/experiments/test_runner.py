@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import timm
 
 from experiments import __main__ as command
 from experiments import runner
@@ -157,14 +159,14 @@ def test_a_program_that_makes_its_folder(folder):
     assert runner.run([data]) == [] and data.finished and runner.run([data]) == []
 
 
-RANKS = ["ranks", "--data=demo", "--models=vit_demo vim_demo", "--checkpoint=w.pth", "--runs=x"]
+RANKS = ["ranks", "--data=demo", "--models=vit_demo_random vim_demo_random", "--runs=x"]  # nothing is pretrained
 
 
 def test_dry_run_starts_nothing(capsys, folder):
     before = sorted(folder.rglob("*"))
     command.main([*RANKS, "--dry-run"])
     said = capsys.readouterr().out.splitlines()
-    assert said[0] == "# data/demo, done" and said[2] == "# 0: x/vit_demo-ranks, after data/demo"
+    assert said[0] == "# data/demo, done" and said[2] == "# 0: x/vit_demo_random-ranks, after data/demo"
     assert said[5].startswith("OMP_NUM_THREADS=1 dinomamba validate -c base.yaml -c task/ranks.yaml")
     assert "# ranks: 2 runs of its own, --array=0-1" in said and "# shown: 3 runs, 1 of them done" in said
     assert sorted(folder.rglob("*")) == before
@@ -172,24 +174,57 @@ def test_dry_run_starts_nothing(capsys, folder):
 
 def test_index():
     command.main([*RANKS, "--index=1", "--args=--a 1", "--args=--b=2", "--launch=env LAUNCHED=yes"])
-    assert [path.name for path in Path("x").iterdir()] == ["vim_demo-ranks"]  # one run, and nothing is drawn
-    assert left("vim_demo-ranks")["args"][-3:] == ["--a", "1", "--b=2"] and left("vim_demo-ranks")["launched"] == "yes"
-    for number in (2, -1):
-        with pytest.raises(ValueError, match=f"task {number}, but ranks has 2 runs: --array=0-1"):
-            command.main([*RANKS, f"--index={number}"])
+    assert [path.name for path in Path("x").iterdir()] == ["vim_demo_random-ranks"]  # one run, and nothing is drawn
+    said = left("vim_demo_random-ranks")
+    assert said["args"][-3:] == ["--a", "1", "--b=2"] and said["launched"] == "yes"
+    with pytest.raises(ValueError, match="task 2, but ranks has 2 runs: --array=0-1"):
+        command.main([*RANKS, "--index=2"])
 
 
 def test_what_did_not_run_is_told_and_the_rest_is_drawn(monkeypatch, capfd):
-    monkeypatch.setenv("FAIL", "vit_demo-table1")
-    write_run(Path("x"), "vim_demo", "table1", [head(1, best=0.5)])
-    Path("x/vim_demo-table1/.done").touch()
-    with pytest.raises(ValueError, match=r"1 of 3 runs were not made: x/vit_demo-table1$"):
-        command.main(
-            ["table1", "--data=demo", "--models", "vit_demo", "vim_demo", "--checkpoint=w", "--runs=x", "--jobs="]
-        )
+    monkeypatch.setenv("FAIL", "vit_demo_random-table1")
+    write_run(Path("x"), "vim_demo_random", "table1", [head(1, best=0.5)])
+    Path("x/vim_demo_random-table1/.done").touch()
+    with pytest.raises(ValueError, match=r"1 of 3 runs were not made: x/vit_demo_random-table1$"):
+        command.main(["table1", "--data=demo", "--models", "vit_demo_random", "vim_demo_random", "--runs=x", "--jobs="])
     page = Path("x/table1.html").read_text()
     assert "50.0" in page and "not run" in page and "table1.html" in Path("x/index.html").read_text()
     assert "x/table1.csv" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("option", "allowed"),
+    [("seed", "0 to 4294967295"), ("jobs", "1 and more"), ("threads", "0 and more"), ("index", "0 and more")],
+)
+@pytest.mark.parametrize("value", ["abc", "1_0", "007", "-1", "1.5", " 1", "+1", "٣", "9" * 30])
+def test_numbers_are_plain(option, allowed, value):
+    with pytest.raises(ValueError, match=re.escape(f"--{option} {value}; allowed: {allowed}, in plain digits")):
+        command.main([*RANKS, f"--{option}={value}", "--dry-run"])
+
+
+def test_the_bounds_of_numbers(capsys):
+    command.main([*RANKS, "--seed=4294967295", "--jobs=1", "--threads=0", "--dry-run"])
+    assert "--seed_everything 4294967295" in capsys.readouterr().out
+    for option, value in (("seed", "4294967296"), ("jobs", "0")):
+        with pytest.raises(ValueError, match=f"--{option} {value}; allowed: "):
+            command.main([*RANKS, f"--{option}={value}", "--dry-run"])
+
+
+@pytest.mark.parametrize("value", ["x.txt", "there/x.ckpt", "x.pth.tar", "x.json", "x.pt", "there/x", "there/"])
+def test_a_checkpoint_that_is_not_there(value):
+    Path("there").mkdir()
+    with pytest.raises(ValueError, match=f"--checkpoint {value}: there is no such file"):
+        command.main(["ranks", "--models=vim_small", f"--checkpoint={value}", "--dry-run"])
+
+
+@pytest.mark.parametrize("value", ["hf://owner/repo/model.safetensors", "vit_small_patch16_224.dino", "w.pth"])
+def test_checkpoints_of_other_places(value, capsys):
+    command.main(["ranks", "--models=vim_small", f"--checkpoint={value}", "--dry-run"])
+    assert f"--model.init_args.backbone_weights {value}" in capsys.readouterr().out
+
+
+def test_no_published_weights_are_taken_for_a_file():
+    assert not [name for name in timm.list_pretrained() if command._names_a_file(name)]
 
 
 NO_CHECK = "import dinomamba; dinomamba.check_modules = lambda: None\n"  # the program here is none of ours, on purpose
@@ -217,7 +252,10 @@ def test_the_command_itself():
 def test_sigterm_ends_what_was_started(monkeypatch):
     monkeypatch.setenv("SECONDS", "60")
     process = experiments(*RANKS)
-    started = Path("started-vit_demo-ranks"), Path("started-vim_demo-ranks")  # two at once, being of embedded data
+    started = (
+        Path("started-vit_demo_random-ranks"),
+        Path("started-vim_demo_random-ranks"),
+    )  # two at once, being of embedded data
     deadline = time.time() + 30
     while not all(path.exists() and path.read_text() for path in started) and time.time() < deadline:
         time.sleep(0.02)

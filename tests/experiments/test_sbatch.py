@@ -35,14 +35,12 @@ def sbatch(tmp_path, monkeypatch):
     return run
 
 
-def test_a_task_is_a_run_of_the_target(sbatch, tmp_path):
-    (tmp_path / "w.pth").touch()
-    done = sbatch(
-        1, "ranks", "DATA=demo", "MODELS=vit_demo vim_demo", "RUNS=x", "CHECKPOINT=w.pth", "ARGS=--trainer.devices 2"
-    )
+def test_a_task_is_a_run_of_the_target(sbatch):
+    models = "MODELS=vit_demo_random vim_demo_random"  # which nothing is pretrained for
+    done = sbatch(1, "ranks", "DATA=demo", models, "RUNS=x", "ARGS=--trainer.devices 2")
     assert done.returncode == 0, done.stderr
     *_, run, command, _, _ = done.stdout.splitlines()
-    assert run == "# 1: x/vim_demo-ranks, after data/demo" and "vit_demo-ranks" not in done.stdout
+    assert run == "# 1: x/vim_demo_random-ranks, after data/demo" and "vit_demo_random-ranks" not in done.stdout
     assert command.startswith("OMP_NUM_THREADS=1 srun --kill-on-bad-exit=1") and "logs/t-7_1-rank%t.log" in command
     assert "-c configs/cluster/slurm.yaml --trainer.num_nodes 1 --trainer.devices 8" in command
     assert command.endswith("--trainer.devices 2")  # the user's flags come last

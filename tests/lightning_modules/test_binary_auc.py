@@ -11,8 +11,8 @@ from metrics import (
     POOLED_DRAWS,
     binary_auc,
     bootstrap_counts,
+    masks_to_grid,
     paired_difference,
-    pooled_binary_auc,
     position_map,
 )
 from tests.lightning_modules.test_over_processes import attach, samples
@@ -34,6 +34,12 @@ def score(module, sizes=(7,), order=None):
         start += size
     module.on_validation_epoch_end()
     return {row["map"]: row for row in module.rows()}, module.arrays()
+
+
+def pooled_auc(scores, masks):
+    """The cells (n, h, w) of all images as those of one."""
+    ids = masks_to_grid(masks, scores.shape[-2:])
+    return binary_auc(scores.flatten(0, 1)[None, None], ids.flatten(0, 1)[None]).item()
 
 
 def test_both_readings_are_those_of_each_alone():
@@ -112,11 +118,11 @@ def test_the_same_maps_scored_each_way():
                 assert [row[f"difference{k}"] for k in ("", "_low", "_high", "_p")] == pytest.approx(wanted, abs=1e-12)
                 assert row["difference_images"] == 6
         row = by_way["pooled"]
-        assert row["auc"] == pooled_binary_auc(scores[:, None], masks)[0].item() and row["auc_normalized"] is None
+        assert row["auc"] == pooled_auc(scores, masks) and row["auc_normalized"] is None
         assert (row["images"], row["skipped"], row["difference_images"]) == (8, 1, 6)
         assert row["auc_low"] < row["auc"] < row["auc_high"]
         both = ~np.isnan(auc["grid"])
-        pooled = pooled_binary_auc(scores[both][:, None], masks[both])[0].item()
+        pooled = pooled_auc(scores[both], masks[both])
         assert row["difference"] == pytest.approx(pooled - auc["grid"][both].mean(), abs=1e-12)
 
 
@@ -132,7 +138,7 @@ def test_the_difference_of_the_pooled_auc_by_brute_force():
     for counts in bootstrap_counts(7, POOLED_DRAWS):
         for count in counts:
             again = np.repeat([0, 1, 2, 4, 5, 6, 7], count)
-            draws.append((pooled_binary_auc(scores[again][:, None], masks[again])[0] - auc[again].mean()).item())
+            draws.append(pooled_auc(scores[again], masks[again]) - auc[again].mean().item())
     np.testing.assert_allclose(
         (row["difference_low"], row["difference_high"]), np.quantile(draws, [0.025, 0.975]), rtol=0, atol=1e-9
     )

@@ -6,7 +6,7 @@ import torch
 from sklearn.metrics import roc_auc_score
 from sklearn.metrics import roc_curve as sklearn_roc_curve
 
-from metrics import BinaryAUC, binary_auc, masks_to_grid, pooled_binary_auc, position_map, roc_curve
+from metrics import BinaryAUC, binary_auc, masks_to_grid, position_map, roc_curve
 from tests.processes import run_ranks
 
 IGNORED = 1000
@@ -110,16 +110,6 @@ def test_a_map_as_large_as_the_mask():
     )
     with pytest.raises(ValueError, match="compare='pixel'; allowed: grid, area, mask"):
         binary_auc(scores, masks, compare="pixel")
-
-
-def test_pooled_over_images():
-    scores, masks = make("tied")
-    kept = masks != IGNORED
-    wanted = [roc_auc_score((masks != 0)[kept], scores[:, k][kept]) for k in range(3)]
-    np.testing.assert_allclose(pooled_binary_auc(scores, masks), wanted, atol=1e-12)
-    moved = scores + torch.arange(7).view(7, 1, 1, 1) * 100  # each image at a level of its own
-    torch.testing.assert_close(binary_auc(moved, masks), binary_auc(scores, masks))
-    assert (pooled_binary_auc(moved, masks) - 0.5).abs().max() < (pooled_binary_auc(scores, masks) - 0.5).abs().max()
 
 
 def test_position_alone():

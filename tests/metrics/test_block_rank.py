@@ -168,7 +168,7 @@ def test_claims():
     assert broken() == always
     assert broken(block_rank_max=4) == always | {("block off the diagonal", "algebra")}
     assert broken(decay_block_rank_max=2) == always | {("decay mask's block", "algebra")}
-    assert broken(ragged_rank_max=3) == always | {("block off the diagonal with the last 2", "algebra")}
+    assert broken(ragged_rank_max=3) == always | {("largest block off the diagonal with the last 2", "algebra")}
     assert broken(rank_max=19) == always | {("M", "algebra")}
     assert broken(diagonal_nonzero_min=17) == always | {("diagonal block", "paper")}
     said = {claim.says for claim in rank_claims(row(direction="causal", decay_block_rank_max=None))}

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from metrics import correlation
+from metrics import correlation, mean_correlation
 from metrics.correlation import centred, pearson, spearman
 
 
@@ -47,6 +47,35 @@ def test_interval_covers_the_truth():
         found = correlation(x, y, draws=300).pearson
         hits += found.low <= 0.6 <= found.high
     assert 0.89 <= hits / 300 <= 0.98
+
+
+def test_a_mean_over_runs_is_students():
+    rng = np.random.default_rng(4)
+    runs = np.repeat(np.arange(5), 7).tolist()
+    x = rng.normal(size=35)
+    y = x + rng.normal(size=35)
+    each = [stats.spearmanr(x[i : i + 7], y[i : i + 7]).statistic for i in range(0, 35, 7)]
+    found = mean_correlation(x, y, runs)
+    low, high = stats.ttest_1samp(each, 0).confidence_interval(0.95)
+    assert found.n == 35 and found.spearman == pytest.approx((np.mean(each), low, min(high, 1)))
+    assert mean_correlation(x[:7], y[:7], runs[:7]).spearman == (pytest.approx(each[0]), None, None)
+    groups = np.tile([0, 0, 0, 1, 1, 1, 1], 5).tolist()
+    inside = [
+        stats.pearsonr(centred(x[i : i + 7], groups[:7]), centred(y[i : i + 7], groups[:7])).statistic
+        for i in range(0, 35, 7)
+    ]
+    assert mean_correlation(x, y, runs, groups).pearson.value == pytest.approx(np.mean(inside))
+
+
+def test_points_of_one_run_may_hang_together():
+    """Scores that have nothing to do with each other, points of a run that walk: one in twenty is told, not more."""
+    rng, told = np.random.default_rng(5), 0
+    runs = np.repeat(np.arange(5), 12).tolist()
+    for _ in range(400):
+        x, y = rng.normal(size=(2, 5, 12)).cumsum(-1).reshape(2, 60)
+        found = mean_correlation(x, y, runs).spearman
+        told += found.low > 0 or found.high < 0
+    assert 0.02 <= told / 400 <= 0.08
 
 
 def test_within_groups():

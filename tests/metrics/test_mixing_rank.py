@@ -1,5 +1,6 @@
 """Ranks on matrices whose ranks are known, and the bounds on the matrices of real mixers."""
 
+import itertools
 import math
 
 import numpy as np
@@ -8,7 +9,8 @@ import torch
 import torch.nn.functional as F
 
 from backbones.ops import ssd_decay, ssd_matrix
-from metrics.mixing_rank import effective_rank, numerical_rank, partition, rank_bound, singular_values
+from metrics.block_rank import chunks
+from metrics.mixing_rank import effective_rank, numerical_rank, rank_bound, singular_values
 
 
 @pytest.mark.parametrize("rank", [0, 1, 3, 7])
@@ -39,15 +41,14 @@ def test_tolerance_is_relative():
 
 
 @pytest.mark.parametrize(("length", "chunk"), [(12, 4), (13, 4), (5, 5), (3, 1)])
-def test_partition_is_the_whole(length, chunk):
-    matrix = torch.arange(2.0 * length * length).view(2, length, length)
-    rows: dict[int, list[torch.Tensor]] = {}
-    for block in partition(matrix, chunk):
-        rows.setdefault(block.row, []).append(block.matrix)
-    assert len(rows) == math.ceil(length / chunk) and all(len(r) == len(rows) for r in rows.values())
-    assert torch.equal(torch.cat([torch.cat(r, -1) for r in rows.values()], -2), matrix)
-    with pytest.raises(ValueError, match=rf"chunk={length + 1}.*1\.\.{length}"):
-        list(partition(matrix, length + 1))
+def test_chunks_are_the_whole(length, chunk):
+    whole, rest = chunks(length, chunk)
+    tokens = list(range(length))
+    assert [tokens[part] for part in whole] == [tokens[i : i + chunk] for i in tokens[::chunk] if i + chunk <= length]
+    assert (tokens[rest] if rest else []) == tokens[len(whole) * chunk :]
+    for wrong in (0, length + 1):
+        with pytest.raises(ValueError, match=rf"chunk={wrong}.*1\.\.{length}"):
+            chunks(length, wrong)
 
 
 @pytest.mark.parametrize("n", [2, 5])
@@ -58,14 +59,16 @@ def test_decay_blocks_are_outer_products(n):
     dt = F.softplus(torch.randn(b, length, h, generator=g, dtype=torch.float64) - 2)
     A = -torch.rand(h, generator=g, dtype=torch.float64) * 3 - 1
     B, C = (torch.randn(b, length, 1, n, generator=g, dtype=torch.float64) for _ in range(2))
-    decays, matrices = partition(ssd_decay(dt, A), chunk), partition(ssd_matrix(dt, A, B, C), chunk)
-    for decay, block in zip(decays, matrices, strict=True):
-        ranks = numerical_rank(singular_values(decay.matrix)), numerical_rank(singular_values(block.matrix))
-        shape = tuple(block.matrix.shape[-2:])
-        if block.row > block.column:
+    decay, matrix = ssd_decay(dt, A), ssd_matrix(dt, A, B, C)
+    whole, rest = chunks(length, chunk)
+    for rows, columns in itertools.product([*whole, rest], repeat=2):
+        block = matrix[..., rows, columns]
+        ranks = numerical_rank(singular_values(decay[..., rows, columns])), numerical_rank(singular_values(block))
+        shape = tuple(block.shape[-2:])
+        if rows.start > columns.start:
             assert (ranks[0] == 1).all()
             assert (ranks[1] == rank_bound(shape, n)).all()  # random inputs reach the bound
-        elif block.row < block.column:
+        elif rows.start < columns.start:
             assert (ranks[0] == 0).all() and (ranks[1] == 0).all()
         else:
             assert (ranks[0] == min(shape)).all() and (ranks[1] <= min(shape)).all()

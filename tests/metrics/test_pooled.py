@@ -5,7 +5,7 @@ import pytest
 import torch
 from sklearn.metrics import roc_auc_score
 
-from metrics import PooledAUC, bootstrap_counts, interval, pooled_binary_auc, sides
+from metrics import PooledAUC, binary_auc, bootstrap_counts, interval, sides
 
 
 def make(images, cells, levels, seed=0):
@@ -31,8 +31,8 @@ def test_every_draw_is_sklearns_with_the_counts_as_weights(images, cells, levels
             continue
         assert auc == pytest.approx(roc_auc_score((ids != 0)[kept], scores[kept], sample_weight=weights), abs=1e-12)
     if images > 3:
-        masks, maps = torch.from_numpy(ids)[:, None], torch.from_numpy(scores)[:, None, None]
-        assert found[0] == pooled_binary_auc(maps, masks).item()
+        one = torch.from_numpy(scores)[None, None], torch.from_numpy(ids)[None]  # all cells as one image's
+        assert found[0] == binary_auc(*one).item()
 
 
 def test_the_interval_is_that_of_brute_force():
