@@ -39,6 +39,6 @@ def test_all_kinds_are_there():
         ("fit", "task/dino.yaml"), ("fit", "task/supervised.yaml"), ("fit", "task/linear_probe.yaml"),
         ("test", "task/linear_probe.yaml"), ("validate", "task/knn.yaml"), ("validate", "task/binary_auc.yaml"),
         ("validate", "task/ranks.yaml"), ("validate", "task/robustness.yaml"),
-        ("validate", "task/token_statistics.yaml"),
+        ("validate", "task/token_statistics.yaml"), ("fit", "task/segmentation.yaml"), ("fit", "task/detection.yaml"),
     }  # fmt: skip
     assert {method for method in spec.content()["methods"]} == {"dino", "supervised"}

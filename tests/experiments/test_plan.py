@@ -9,7 +9,7 @@ import pytest
 import configs
 from analysis.published import read
 from experiments import plan, spec
-from experiments.plan import DEMO_DATA, DEMO_ROBUSTNESS, Settings
+from experiments.plan import DEMO_DATA, DEMO_DENSE, DEMO_ROBUSTNESS, Settings
 
 PAPER = [
     *(f"table{n}" for n in range(1, 7)), "figure1", "figure2", "figure3",
@@ -19,19 +19,19 @@ PAPER = [
 EVERY = [(name, data) for name, entry in spec.content()["targets"].items() for data in entry["models"]]
 SIZES = {  # runs of a target's own, and with what they need
     "imagenet": {
-        "table1": (7, 7), "table2": (0, 0), "table3": (0, 0), "table4": (3, 6), "table5": (1, 1), "table6": (1, 1),
+        "table1": (7, 7), "table2": (3, 3), "table3": (3, 3), "table4": (3, 6), "table5": (1, 1), "table6": (1, 1),
         "figure1": (3, 3), "figure2": (0, 0), "figure3": (1, 1), "figure4": (21, 21), "figure4a": (13, 13),
         "figure4b": (2, 2), "figure4c": (6, 6), "figure4d": (2, 2), "figure4e": (4, 4), "figure4f": (3, 3),
         "figure5": (6, 6), "figure6": (5, 5), "figure7": (1, 1), "figure8": (1, 1), "figure9": (3, 3), "figure10": (3, 3),
-        "figure11": (6, 6), "figure12": (3, 3), "figure13": (1, 1), "ranks": (3, 3), "scoring": (4, 4), "paper": (42, 42),
+        "figure11": (6, 6), "figure12": (3, 3), "figure13": (1, 1), "ranks": (3, 3), "scoring": (4, 4), "paper": (48, 48),
         "evaluate": (1, 2), "ranks512": (6, 6), "claims": (12, 12),
     },
     "demo": {
-        "table1": (4, 9), "table2": (0, 0), "table3": (0, 0), "table4": (4, 14), "table5": (1, 3), "table6": (1, 3),
+        "table1": (4, 9), "table2": (3, 8), "table3": (3, 8), "table4": (4, 14), "table5": (1, 3), "table6": (1, 3),
         "figure1": (3, 7), "figure2": (0, 0), "figure3": (1, 3), "figure4": (10, 20), "figure4a": (7, 15),
         "figure4b": (2, 5), "figure4c": (2, 5), "figure4d": (2, 4), "figure4e": (4, 9), "figure4f": (3, 7),
         "figure5": (6, 13), "figure6": (4, 9), "figure7": (1, 3), "figure8": (1, 3), "figure9": (2, 5), "figure10": (3, 7),
-        "figure11": (6, 13), "figure12": (3, 7), "figure13": (1, 1), "ranks": (3, 7), "scoring": (4, 9), "paper": (29, 40),
+        "figure11": (6, 13), "figure12": (3, 7), "figure13": (1, 1), "ranks": (3, 7), "scoring": (4, 9), "paper": (35, 47),
         "demo": (6, 8), "study": (160, 181), "evaluate": (1, 4), "ranks512": (6, 10), "states": (20, 26),
         "sizes": (27, 37), "claims": (60, 81),
     },
@@ -89,6 +89,9 @@ def test_every_target_is_whole():
             assert number.model in spec.target(name, "imagenet").models, name
 
 
+DRAWN = {"table4": DEMO_ROBUSTNESS, "segmentation": DEMO_DENSE, "detection": DEMO_DENSE}
+
+
 @pytest.mark.parametrize("data", SIZES)
 @pytest.mark.parametrize("target", [*PAPER, "evaluate"])
 def test_files_flags_and_needs(target, data):
@@ -135,7 +138,7 @@ def test_files_flags_and_needs(target, data):
         wanted += {"table4": [f"{model}-table1"], "test": [f"{model}-probe"]}.get(task, [])
         assert others == wanted
         assert [need for need in run.needs if need.program != "cli"] == (
-            [] if data == "imagenet" else [DEMO_ROBUSTNESS if task == "table4" else DEMO_DATA]
+            [] if data == "imagenet" else [DRAWN.get(task, DEMO_DATA)]
         )
         probe = flag(run, "--model.init_args.probe")
         assert probe == ([f"x/{model}-table1/checkpoints/last.ckpt"] if task == "table4" else [])
