@@ -27,9 +27,15 @@ data: {init_args: {size: 32, resize: [96, 48], batch_size: 8, num_workers: 0}}
 model: {init_args: {num_classes: 11, channels: 8, aux_channels: 4, neck_channels: 8, lr: 0.01, warmup_steps: 4}}
 trainer: {max_steps: 30, val_check_interval: 7}
 """,
+    "detection": """
+data: {init_args: {resize: [64, 48], batch_size: 8, num_workers: 0}}
+model:
+  init_args: {num_classes: 10, neck_channels: 8, fc_channels: 8, mask_channels: 4, rpn_samples: 16, roi_samples: 8,
+    milestones: [1, 2], warmup_steps: 4, lr: 0.003}
+trainer: {max_epochs: 3, check_val_every_n_epoch: 1}
+""",
 }
-FOLDERS = {"segmentation": "segmentation"}
-STEPS = 30
+STEPS = {"segmentation": 30, "detection": 33}
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +60,7 @@ def start(scenes, out, task, *extra):
     ]  # fmt: skip
     words = [
         sys.executable, "-m", "cli", "fit", *[word for file in files for word in ("-c", str(file))],
-        "--data.init_args.root", str(scenes / FOLDERS[task]), "--ckpt_path", "auto",
+        "--data.init_args.root", str(scenes / task), "--ckpt_path", "auto",
         "--trainer.logger.init_args.save_dir", str(out), "--trainer.logger.init_args.name", "run", *extra,
     ]  # fmt: skip
     env = {**os.environ, "OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
@@ -76,11 +82,11 @@ def test_killed_inside_an_epoch_and_resumed(task, scenes, tmp_path, monkeypatch)
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate(timeout=60)
         at = state(cut)[0]
-        assert step <= at < STEPS and at % 11
+        assert step <= at < STEPS[task] and at % 11
     monkeypatch.undo()
     assert "resuming from" in finish(start(scenes, cut, task))
     assert same(state(cut), state(whole))
     expected = history(whole)
-    assert history(cut) == expected and [step for step, _ in expected["train/loss"]] == list(range(STEPS))
+    assert history(cut) == expected and [step for step, _ in expected["train/loss"]] == list(range(STEPS[task]))
     keys = [key for line in read_keys(whole / "run") if line["epoch"] == 1 for key in line["keys"]]
     assert len(keys) == len(set(keys)) == 88

@@ -9,7 +9,14 @@ from lightning_modules import InstanceSegmentation
 from lightning_modules.detection import curves, draw_objects, mean_iou
 from tests.lightning_modules.test_dense import FAMILIES
 
-SMALL = {"num_classes": 3, "neck_channels": 8, "fc_channels": 8, "mask_channels": 4, "rpn_samples": 16, "roi_samples": 8}
+SMALL = {
+    "num_classes": 3,
+    "neck_channels": 8,
+    "fc_channels": 8,
+    "mask_channels": 4,
+    "rpn_samples": 16,
+    "roi_samples": 8,
+}
 
 
 @pytest.fixture(autouse=True)
@@ -106,7 +113,9 @@ def test_label_maps_are_coloured_and_kept_pictures_are_found():
     labels = np.array([[0, 1], [255, 0]])
     colours = coloured(labels, 2)
     assert (colours[0, 0] == colours[1, 1]).all() and (colours[0, 0] != colours[0, 1]).any() and not colours[1, 0].any()
-    arrays = {f"worst{i}_{name}": np.array(i) for i in range(2) for name in ("image", "target", "predicted", "score", "key")}
+    arrays = {
+        f"worst{i}_{name}": np.array(i) for i in range(2) for name in ("image", "target", "predicted", "score", "key")
+    }
     assert [int(one["image"]) for one in kept_pictures(arrays, "worst")] == [0, 1] and not kept_pictures(arrays, "best")
 
 
