@@ -21,6 +21,11 @@ FAMILIES = {
 }
 
 
+@pytest.fixture(autouse=True)
+def _one_thread(one_thread):
+    """Tiny tensors."""
+
+
 def build(family, **options):
     torch.manual_seed(0)
     options = {"num_classes": 5, "channels": 8, "aux_channels": 4, "neck_channels": 12} | options
