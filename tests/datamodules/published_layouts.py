@@ -1,8 +1,9 @@
-"""ADE20K and COCO as they are published, in small."""
+"""ADE20K and COCO as they are published, in small; and what shards of them hold."""
 
 import json
 
 import numpy as np
+import webdataset as wds
 from PIL import Image
 from pycocotools import mask as run_length
 
@@ -84,3 +85,16 @@ def crowd(number, image, size, compressed=False):
         "id": number, "image_id": image, "category_id": 3, "iscrowd": 1, "segmentation": rle, "area": first,
         "bbox": [0, 0, size[0] // 3, size[1]],
     }  # fmt: skip
+
+
+def samples_of(out, split):
+    """By key, as another reader sees them."""
+    info = json.loads((out / "_info.json").read_text())["splits"][split]
+    found = list(wds.WebDataset([str(out / name) for name in info["filenames"]], shardshuffle=False))
+    assert len(found) == info["num_samples"]
+    return {sample["__key__"]: sample for sample in found}
+
+
+def clear(folder):
+    for path in folder.iterdir():
+        path.unlink()
