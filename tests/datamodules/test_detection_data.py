@@ -233,13 +233,18 @@ def test_what_is_trained_on_is_known_before(folder):
     assert sum(len(set(batch)) > 1 for batch in upright) <= 1 and {sum(batch) for batch in upright} >= {0, 4}
 
 
-@pytest.mark.parametrize("world", [1, 2, 3])
+@pytest.mark.parametrize("world", [1, 2, 3, 33])
 def test_evaluation_sees_every_image_once(folder, world):
+    """On 33 ranks one is without."""
     seen = []
     for rank in range(world):
         data = module(folder, batch_size=5 * world)
         data.position = Position(rank, world)
-        seen += [number for batch in data.val_dataloader() for number in batch["image_id"].tolist()]
+        for batch in data.val_dataloader():
+            seen += batch["image_id"].tolist()
+            ready = data.on_after_batch_transfer(batch, 0)
+            assert len(ready["image"]) == len(ready["truth"]) == len(ready["valid"]) == len(ready["key"])
+            assert ready["image"].dtype == torch.float32 and ready["image"].shape[1] == 3
     assert sorted(seen) == [100 + 7 * i for i in range(32)]
 
 
@@ -293,6 +298,13 @@ def test_an_epoch_goes_on_on_other_ranks(folder):
         assert len(rest) == KEPT // 4 - 2
         seen += [number for batch in rest for number in batch["image_id"].tolist()]
     assert len(seen) == len(set(seen)) == KEPT // 4 * 4
+
+
+def test_shards_that_are_fetched(folder, tmp_path):
+    """What the plan needs comes from the index beside them."""
+    remote = module(f"pipe:cat {folder}/{{name}}", cache_dir=str(tmp_path))
+    for one, other in zip(module(folder).train_dataloader(), remote.train_dataloader(), strict=True):
+        assert one["key"] == other["key"] and ragged_equal(one["boxes"], other["boxes"])
 
 
 def edited(folder, tmp_path, change):
