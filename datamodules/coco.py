@@ -35,8 +35,9 @@ def objects_known(info: str, shards: ShardSet) -> tuple[np.ndarray, np.ndarray]:
     names = list(shards.names)
     if lacking := next((str(path) for path, name in zip(shards.paths, names, strict=True) if name not in said), None):
         raise ShardError(
-            f"_info.json in data.init_args.root does not say the sizes of images and how many annotations they have of "
-            f"{lacking}, by which training batches are made; write the shards with python -m datamodules.prepare coco"
+            f"_info.json in data.init_args.root does not say of {lacking} how large its images are and how many "
+            "annotations each has, by which training batches are made; write the shards with python -m "
+            "datamodules.prepare coco"
         )
     for path, name, length in zip(shards.paths, names, shards.lengths.tolist(), strict=True):
         if {length} != {*map(len, said[name])}:

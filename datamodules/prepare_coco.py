@@ -158,7 +158,7 @@ def _samples(
                 raise ShardError(
                     f"{path} is {image.size[0]} x {image.size[1]}, its annotations say {size[0]} x {size[1]}"
                 )
-            objects = image_annotations(found.annotations.pop(said["id"], []), labels, size, str(path))
+            objects = image_annotations(found.annotations(said["id"]), labels, size, str(path))
             notes = record(said["id"], said["file_name"], size, objects, str(path))
         except ShardError as error:
             if policy == "strict":

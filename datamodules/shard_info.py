@@ -2,7 +2,8 @@
 
 ``_info.json`` may say more of a split than timm's schema asks for: ``labels``, how many of its samples have a class and
 which are the lowest and highest; ``pixels``, the ``in_chans`` and ``bits`` of its images; ``statistics``, their
-``mean`` and ``std`` by channel.
+``mean`` and ``std`` by channel; ``sizes`` and ``annotated``, by shard and sample the (width, height) of its image
+and how many annotations of objects it has.
 """
 
 import json
