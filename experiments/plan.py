@@ -24,8 +24,9 @@ DEMO_ROBUSTNESS = RunSpec(
 """Draws its robustness sets."""
 DEMO_DENSE = RunSpec(
     "demo_dense", "demo_dense", (), ("--out", "data/demo_dense", "--overwrite", "true"), Path("data/demo_dense"),
-    program="datamodules.prepare", marker="segmentation/_info.json", log=None,
-    sources=tuple(configs.ROOT.parent / "datamodules" / name for name in ("demo.py", "prepare_dense.py")),
+    program="datamodules.prepare", marker="detection/_info.json", log=None,
+    sources=tuple(configs.ROOT.parent / "datamodules" / name for name in
+                  ("demo.py", "prepare_dense.py", "prepare_coco.py", "instance_annotations.py")),
 )  # fmt: skip
 """Draws the embedded scenes for dense tasks."""
 DEMO_SETS = {"robustness": DEMO_ROBUSTNESS, "label_maps": DEMO_DENSE, "objects": DEMO_DENSE}

@@ -145,7 +145,8 @@ def test_a_model_learns_the_classes_of_a_few_images():
     target[:, 8:24, 8:24] = torch.arange(1, 5)[:, None, None]
     images[:, :, 8:24, 8:24] += 3 * torch.randn(4, 3, 1, 1)
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
-    for _ in range(250):
+    for step in range(250):
+        optimizer.param_groups[0]["lr"] = 5e-3 * (1 - step / 250)
         optimizer.zero_grad()
         model.training_loss({"image": images, "target": target})[0].backward()
         optimizer.step()
