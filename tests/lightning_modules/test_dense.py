@@ -145,12 +145,12 @@ def test_a_model_learns_the_classes_of_a_few_images():
     target[:, 8:24, 8:24] = torch.arange(1, 5)[:, None, None]
     images[:, :, 8:24, 8:24] += 3 * torch.randn(4, 3, 1, 1)
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
-    for step in range(150):
-        optimizer.param_groups[0]["lr"] = 5e-3 * (1 - step / 150)
+    for step in range(250):
+        optimizer.param_groups[0]["lr"] = 5e-3 * (1 - step / 250)
         optimizer.zero_grad()
         model.training_loss({"image": images, "target": target})[0].backward()
         optimizer.step()
     model.eval()
     with torch.no_grad():
         model.scores.update(model(images).argmax(1), target)
-    assert segmentation_scores(model.scores.areas)["IoU"].min() > 0.85  # edges are told to about a pixel
+    assert segmentation_scores(model.scores.areas)["mIoU"] > 0.9  # a cell of the finest level is two pixels
