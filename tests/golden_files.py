@@ -16,7 +16,8 @@ def golden_files(pattern: str, without: str = "-"):
         without: a glob of those left out.
     """
     paths = sorted(path for path in FOLDER.glob(pattern) if not path.match(without))
-    found = [pytest.param(path, id=f"golden-{path.stem}") for path in paths]
+    names = ["-".join(path.relative_to(FOLDER).with_suffix("").parts) for path in paths]
+    found = [pytest.param(path, id=f"golden-{name}") for path, name in zip(paths, names, strict=True)]
     missing = pytest.param(None, id=f"golden-none-{pattern}")
 
     def decorate(test):
