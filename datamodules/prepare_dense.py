@@ -20,7 +20,7 @@ CUT = 72
 
 
 def demo_dense(
-    out: str, train: int = 1000, validation: int = 200, samples_per_shard: int = 250, overwrite: bool = False
+    out: str, train: int = 600, validation: int = 100, samples_per_shard: int = 250, overwrite: bool = False
 ) -> None:
     """Embedded scenes for dense tasks, drawn here: up to four objects of ten classes each.
 
