@@ -139,8 +139,6 @@ def note(target: Target, runs: Path, rows: list[dict[str, Any]]) -> str:
         where["imagenet"] = "as the title says"
     if any(row.get("inferred") for row in rows):
         text += f" {INFERRED}: that the paper's number belongs to this row is our inference; the paper does not say."
-    if not target.tasks:
-        text += f" {NOT_RUN.capitalize()}: there is no task for these numbers here yet."
     return f"{text} Data: {where[target.data]}."
 
 

@@ -91,7 +91,7 @@ WRONG = {  # what stands there -> what is written in its place, and what is said
     "a kind of data": ("data: images}", "data: imges}", 'methods.dino.data: "imges"; allowed: images, masks, robustness'),
     "data": ("demo: {images: demo, masks", "demo: {imges: demo, masks", 'a key of data.demo: "imges"; allowed: held_out, im'),
     "a data set": ("  demo: {images", "  dmo: {images", 'a key of data: "dmo"; allowed: imagenet, demo'),
-    "data's YAML": ("masks: demo_s,", "masks: demos,", 'data.demo.masks: "demos"; allowed: a file of configs/data: channels'),
+    "data's YAML": ("masks: demo_s,", "masks: demos,", 'data.demo.masks: "demos"; allowed: a file of configs/data: ade20k, channels'),
     "a backbone": ("backbone: vit_demo,", "backbone: vit_dem,", 'vit_demo_supervised.backbone: "vit_dem"; allowed: a file'),
     "no backbone": ("  vit_small: {label", "  vit_smal: {label", 'models.vit_smal, whose name is its backbone where.*: "vit_smal"'),
     "trained or not": ("training: none", "training: DINO", 'vit_base_random.training: "DINO"; allowed: none where method is'),
