@@ -4,6 +4,7 @@ The blocks of a plain backbone all give maps of one stride, 16 pixels say; dense
 Shapes: B images, D_i channels of a backbone's map, h x w a plain backbone's grid.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
@@ -16,7 +17,7 @@ SCALES = (4.0, 2.0, 1.0, 0.5)
 """Of a plain backbone's map to the four levels."""
 
 
-class Neck(nn.Module):
+class Neck(nn.Module, ABC):
     """Maps in, finest first; maps out, finest first. A neck sets what follows."""
 
     out_channels: list[int]
@@ -24,8 +25,9 @@ class Neck(nn.Module):
     strides: list[float]
     """Pixels of the image a side of each map's cells."""
 
+    @abstractmethod
     def forward(self, maps: Sequence[Tensor]) -> list[Tensor]:
-        raise NotImplementedError
+        """Maps (B, D_i, h_i, w_i) in, maps out."""
 
 
 class IdentityNeck(Neck):

@@ -3,7 +3,7 @@
 Shapes: B images, H x W pixels, D_i x h_i x w_i of a level.
 """
 
-from abc import ABC
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -168,8 +168,10 @@ class DenseTraining(Pretraining, ABC):
         """What is trained behind the backbone, the neck first."""
         return nn.ModuleDict({name: module for name, module in self.named_children() if name != "backbone"})
 
-    def validation_step(self, batch: dict[str, Any], batch_idx: int) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def validation_step(self, batch: dict[str, Any], batch_idx: int, dataloader_idx: int = 0) -> None:
+        """Scores a batch."""
 
+    @abstractmethod
     def on_validation_epoch_end(self) -> None:
-        raise NotImplementedError
+        """Logs the scores of all images, and keeps them."""
