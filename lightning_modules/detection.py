@@ -19,15 +19,13 @@ from common.pictures import class_colours, pictures
 from heads import CascadeMaskRCNN, MaskRCNN
 from heads.layers import resize
 from lightning_modules.dense import DenseTraining
-from lightning_modules.extremes import Extremes
+from lightning_modules.extremes import SIDE, Extremes
 from lightning_modules.hparams import record_hyperparameters
 from lightning_modules.pretraining import Logged
 from metrics import DetectionAP, bitmaps
 
 SHOWN_SCORE = 0.3
 """Detections with less are not drawn."""
-SIDE = 320
-"""Longest side of the pictures that are kept, pixels."""
 DETECTORS = {"cascade": CascadeMaskRCNN, "mask_rcnn": MaskRCNN}
 
 

@@ -8,6 +8,8 @@ import numpy as np
 from common.collectives import gather_objects
 
 Picture = dict[str, np.ndarray]
+SIDE = 320
+"""Longest side of a picture, pixels."""
 
 
 class Extremes:

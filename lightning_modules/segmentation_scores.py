@@ -12,11 +12,8 @@ from torch import Tensor, nn
 from common.collectives import gather_objects
 from common.pictures import pictures
 from heads.layers import resize
-from lightning_modules.extremes import Extremes
+from lightning_modules.extremes import SIDE, Extremes
 from metrics import SegmentationScores, segmentation_scores
-
-SIDE = 320
-"""Longest side of the pictures that are kept, pixels."""
 
 
 class ScoresSegmentation(nn.Module):
