@@ -33,6 +33,11 @@ def default_taps(depth: int) -> tuple[int, ...]:
     return TAPS.get(depth, tuple(depth * (i + 1) // LEVELS - 1 for i in range(LEVELS)))
 
 
+def is_plain(backbone: Backbone) -> bool:
+    """Whether all blocks give maps of one size, and it is no pyramid."""
+    return len({info["reduction"] for info in backbone.feature_info}) == 1
+
+
 class DenseTraining(Pretraining, ABC):
     """A backbone and what is behind it, trained by AdamW with a warm-up and a schedule by steps.
 
@@ -79,9 +84,8 @@ class DenseTraining(Pretraining, ABC):
             raise ValueError(f"model.init_args.schedule={schedule!r}; allowed: poly, steps")
         self.schedule, self.power, self.milestones, self.gamma = schedule, power, list(milestones), gamma
         self.warmup_steps, self.warmup_factor, self.layer_decay = warmup_steps, warmup_factor, layer_decay
-        plain = len({info["reduction"] for info in backbone.feature_info}) == 1
         if taps is None:
-            taps = default_taps(backbone.depth) if plain else range(backbone.depth)
+            taps = default_taps(backbone.depth) if is_plain(backbone) else range(backbone.depth)
         self.taps, self.stream, self.taps_norm = backbone.block_indices(taps), stream, taps_norm
         backbone.resolve_stream(stream)
         read = [backbone.feature_info[tap] for tap in self.taps]

@@ -18,7 +18,7 @@ from common.collectives import gather_objects
 from common.pictures import class_colours, pictures
 from heads import CascadeMaskRCNN, MaskRCNN
 from heads.layers import resize
-from lightning_modules.dense import DenseTraining
+from lightning_modules.dense import DenseTraining, is_plain
 from lightning_modules.extremes import SIDE, Extremes
 from lightning_modules.hparams import record_hyperparameters
 from lightning_modules.pretraining import Logged
@@ -86,8 +86,7 @@ class InstanceSegmentation(DenseTraining):
         if detector not in DETECTORS:
             raise ValueError(f"model.init_args.detector={detector!r}; allowed: {', '.join(DETECTORS)}")
         if neck == "auto":
-            plain = len({info["reduction"] for info in backbone.feature_info}) == 1
-            neck = "simple" if plain else "fpn"
+            neck = "simple" if is_plain(backbone) else "fpn"
         if neck == "simple" and taps is None:
             taps = [-1]
         super().__init__(

@@ -12,7 +12,7 @@ from backbones import Backbone, Stream
 from heads import FCNHead, LinearSegmentationHead, UPerHead, segmentation_loss
 from heads.layers import resize
 from heads.sliding import classes_at, segment_whole, segment_windows
-from lightning_modules.dense import DenseTraining
+from lightning_modules.dense import DenseTraining, is_plain
 from lightning_modules.hparams import record_hyperparameters
 from lightning_modules.pretraining import Logged
 from lightning_modules.segmentation_scores import ScoresSegmentation
@@ -81,8 +81,7 @@ class SemanticSegmentation(ScoresSegmentation, DenseTraining):
         weights_key: str = "teacher",
     ) -> None:
         if neck == "auto":
-            plain = len({info["reduction"] for info in backbone.feature_info}) == 1
-            neck = "identity" if head == "linear" or not plain else "multilevel"
+            neck = "identity" if head == "linear" or not is_plain(backbone) else "multilevel"
         super().__init__(
             backbone, taps, stream, taps_norm, neck, neck_channels, frozen, lr, weight_decay, layer_decay, schedule,
             power, milestones, gamma, warmup_steps, warmup_factor, clip_grad, grad_checkpointing, backbone_weights,
